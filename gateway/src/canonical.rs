@@ -39,7 +39,7 @@ use self::{
     defaults::Defaults,
     key::{Hash, Key},
 };
-use crate::request::Request;
+use crate::request::{Message, Request};
 
 /// A request, as it is compared with others.
 #[derive(Clone, Debug)]
@@ -47,8 +47,14 @@ pub struct Canonical {
     /// One for each message of the request.
     messages: Vec<CanonicalMessage>,
     keys: Vec<Key>,
+    /// The ids of the tool calls in the messages up to each of them.
+    ids: Vec<Hash>,
     /// What precedes the messages in a prompt.
     head: Hash,
+    /// Who sent it, if the agent says so.
+    agent: Option<Hash>,
+    /// Whether its client says that it sent it before.
+    is_repeat: bool,
     /// Those of the tools.
     defaults: Defaults,
 }
@@ -60,7 +66,19 @@ impl Canonical {
         let messages: Vec<_> = request.messages.iter().map(CanonicalMessage::of).collect();
         let defaults = Defaults::of(&request.tools);
         let keys = messages.iter().map(|message| Key::of(message, &defaults)).collect();
-        Self { messages, keys, head: key::head(request), defaults }
+        let of_message = |ids: &mut Hash, message: &Message| {
+            *ids = ids.with_ids(&message.tool_calls);
+            Some(*ids)
+        };
+        let ids = request.messages.iter().scan(Hash::NO_IDS, of_message).collect();
+        Self { messages, keys, ids, head: key::head(request), defaults, agent: None, is_repeat: false }
+    }
+
+    /// The request with who sent it, and whether its client says that it sent it before. Where answers are equal, this helps to
+    /// tell which of them it continues.
+    #[must_use]
+    pub fn sent_by(self, agent: Option<&str>, is_repeat: bool) -> Self {
+        Self { agent: agent.map(Hash::of_text), is_repeat, ..self }
     }
 
     /// The messages, one for each message of the request.
@@ -83,11 +101,14 @@ pub enum BreakCause {
     System,
     /// The content of a message.
     Rewrite,
+    /// Several answers are equal to what the agent sent, and nothing says which of them it continues.
+    Siblings,
 }
 
 impl BreakCause {
     /// All causes.
-    pub const ALL: [Self; 5] = [Self::Reasoning, Self::Arguments, Self::Tokens, Self::System, Self::Rewrite];
+    pub const ALL: [Self; 6] =
+        [Self::Reasoning, Self::Arguments, Self::Tokens, Self::System, Self::Rewrite, Self::Siblings];
 
     /// The name, as a label of metrics and in reports.
     #[must_use]
@@ -98,6 +119,7 @@ impl BreakCause {
             Self::Tokens => "tokens",
             Self::System => "system",
             Self::Rewrite => "rewrite",
+            Self::Siblings => "siblings",
         }
     }
 

@@ -122,6 +122,9 @@ impl Call {
         for warning in &request.warnings {
             tracing::debug!(warning, "a part of a call was left out");
         }
+        let (agent, retry_count) = (AgentLabel::of(headers), number(headers, "x-stainless-retry-count").unwrap_or(0));
+        let label = agent.as_ref().map(AgentLabel::as_str);
+        let canonical = canonical.map(|canonical| canonical.sent_by(label, retry_count > 0));
         let began = agents.buffer().now();
         let id = Uuid::now_v7().simple().to_string();
         tracing::Span::current().record("call.id", &id);
@@ -131,8 +134,8 @@ impl Call {
             request,
             canonical,
             permit: Arc::new(permit),
-            retry_count: number(headers, "x-stainless-retry-count").unwrap_or(0),
-            agent: AgentLabel::of(headers),
+            retry_count,
+            agent,
             id,
             created_s: began.unix_s(),
             began,
@@ -164,32 +167,33 @@ impl Call {
             self.count("forwarded");
             return Ok(Answer { completion: answered.completion, envelope: self.own_envelope(), recorded: None });
         };
-        let (prompt, special_tokens) = match &route.exact {
+        let prompt = match &route.exact {
             Some(exact) => {
                 route.await_probe().await;
-                let (ids, special_tokens) = self.prompt(&route, exact, policy, canonical).await?;
-                (Some(ids), special_tokens)
+                Some(self.prompt(&route, exact, policy, canonical).await?)
             }
-            None => (None, 0),
+            None => None,
         };
-        let asked = self.ask_until_ended(&route, Some(policy), prompt.as_deref()).await?;
+        let ids = prompt.as_ref().map(|prompt| &prompt.ids[..]);
+        let asked = self.ask_until_ended(&route, Some(policy), ids).await?;
         let Asked { answered, engine_time } = asked;
-        let answer = self.record(&route, policy, canonical, (answered, special_tokens)).await?;
+        let answer = self.record(&route, policy, canonical, answered, prompt.as_ref()).await?;
         let added = self.times.arrived.elapsed().saturating_sub(engine_time);
         self.agents.metrics().call_added(self.dialect.name(), added);
         Ok(answer)
     }
 
-    /// The ids of the prompt in the mode exact: those of the call that the request continues, and what is new. Also the
-    /// number of special tokens in the texts of what is new.
+    /// The prompt in the mode exact: the ids of the call that the request continues, and what is new.
     async fn prompt(
         self: &Arc<Self>,
         route: &Route,
         exact: &Arc<Exact>,
         policy: &SessionPolicy,
         canonical: &Canonical,
-    ) -> Result<(Vec<i32>, u64), DialectError> {
-        let Continuable { continued, longest_path } = continued(&self.agents, &self.permit, policy, canonical).await?;
+    ) -> Result<Prompt, DialectError> {
+        let continuable = continued(&self.agents, &self.permit, policy, canonical, Purpose::Call).await?;
+        let Continuable { continued, longest_path } = continuable;
+        let continues = continued.as_ref().map(|continued| continued.seq);
         // The ids that a prompt has in common with a call are counted already.
         let session = longest_path.saturating_add(self.permit.tokens_left() as usize);
         let context = route.upstream.options().context_tokens.map_or(usize::MAX, |tokens| tokens as usize);
@@ -213,7 +217,7 @@ impl Call {
             let session_id = self.permit.session_id();
             tracing::info!(session.id = %session_id, special_tokens, "texts of an agent have special tokens of the model");
         }
-        Ok((ids, special_tokens))
+        Ok(Prompt { ids, special_tokens, continues })
     }
 
     /// The recorded answer, if the client says that it repeats the call.
@@ -237,7 +241,8 @@ impl Call {
         route: &Arc<Route>,
         policy: &SessionPolicy,
         canonical: &Canonical,
-        (answered, special_tokens): (Answered, u64),
+        answered: Answered,
+        prompt: Option<&Prompt>,
     ) -> Result<Answer, DialectError> {
         let Answered { mut completion, .. } = answered;
         let audit = self.audit(route, policy, &completion);
@@ -249,7 +254,8 @@ impl Call {
             let mut history = history.lock().await;
             history.catch_up(self.agents.buffer(), &self.permit, holds).await.map_err(refusal::of)?;
             let write = || {
-                let record = history.record(&policy.policy, canonical);
+                let continues = prompt.and_then(|prompt| prompt.continues);
+                let record = history.record(&policy.policy, canonical).continuing(continues);
                 let text = record.to_json();
                 (record, text)
             };
@@ -272,7 +278,7 @@ impl Call {
             },
             version_assumed: completion.version_assumed,
             stopped_on_token: completion.stopped_on_token(),
-            special_tokens,
+            special_tokens: prompt.map_or(0, |prompt| prompt.special_tokens),
             body_digest: self.digest,
             retry_count: self.retry_count,
             started_at: Some(self.began),
@@ -360,6 +366,24 @@ impl Drop for Call {
     }
 }
 
+/// A prompt that the service rendered.
+struct Prompt {
+    ids: Vec<i32>,
+    /// The number of special tokens in the texts of what is new.
+    special_tokens: u64,
+    /// The call whose ids it begins with.
+    continues: Option<u32>,
+}
+
+/// Why a prompt is rendered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// For a call. If other requests have equal answers before them, they continue the others.
+    Call,
+    /// To count its tokens.
+    Count,
+}
+
 /// What a request in the mode exact may have in common with recorded calls.
 pub(super) struct Continuable {
     /// The call that it continues.
@@ -374,11 +398,15 @@ pub(super) async fn continued(
     permit: &CallPermit,
     policy: &SessionPolicy,
     canonical: &Canonical,
+    purpose: Purpose,
 ) -> Result<Continuable, DialectError> {
     let history = agents.histories().of(permit.session_id());
     let mut history = history.lock().await;
     history.catch_up(agents.buffer(), permit, Holds::Ids).await.map_err(refusal::of)?;
     let continued = history.continued(&policy.policy, canonical);
+    if let (Purpose::Call, Some(continued)) = (purpose, &continued) {
+        history.take(&policy.policy, continued.seq, canonical);
+    }
     Ok(Continuable { continued, longest_path: history.longest_path() })
 }
 

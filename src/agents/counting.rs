@@ -7,7 +7,7 @@ use forebay_gateway::{Dialect, DialectError, canonical::Canonical, work};
 use super::{
     Agents, blocking,
     body::{self, ReadBody},
-    call,
+    call::{self, Purpose},
 };
 use crate::buffer::session::CallPermit;
 
@@ -38,7 +38,7 @@ async fn rendered(agents: &Agents, permit: &CallPermit, body: &ReadBody) -> Resu
     let route = policy.map_or_else(|| upstreams.of_model(&request.model), |policy| upstreams.of_policy(&policy.policy));
     let Some(exact) = route.ok().and_then(|route| route.exact.as_ref().map(Arc::clone)) else { return Ok(None) };
     let continued = match policy {
-        Some(policy) => call::continued(agents, permit, policy, &canonical).await?.continued,
+        Some(policy) => call::continued(agents, permit, policy, &canonical, Purpose::Count).await?.continued,
         None => None,
     };
     // A prompt that is too long is counted, too, so that the agent knows how much to leave out.

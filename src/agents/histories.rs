@@ -123,6 +123,11 @@ impl SessionHistory {
         self.policies.get(policy)?.continued(request)
     }
 
+    /// Notes that a request continues a call.
+    pub(super) fn take(&mut self, policy: &PolicyName, call: u32, request: &Canonical) {
+        self.policies.entry(policy.clone()).or_default().take(call, request);
+    }
+
     /// What is stored of a request.
     pub(super) fn record(&mut self, policy: &PolicyName, request: &Canonical) -> Record {
         self.policies.entry(policy.clone()).or_default().history().record(request)

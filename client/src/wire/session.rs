@@ -415,7 +415,8 @@ pub struct SessionBreak {
     pub position: u64,
     /// What differs first: `system` (the tools, the arguments of the template, or a system message), `rewrite` (the content
     /// of a message), `reasoning` (the reasoning of an answer was dropped or changed), `arguments` (those of a tool call
-    /// are the same JSON in another spelling), `tokens` (no message: the same text has other ids), or `unknown`.
+    /// are the same JSON in another spelling), `tokens` (no message: the same text has other ids), `siblings`
+    /// (several answers are equal to it), or `unknown`.
     pub cause: String,
     /// The next ids of the earlier call, at most 16.
     pub expected: Vec<i32>,

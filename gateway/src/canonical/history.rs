@@ -31,6 +31,8 @@ pub struct History {
     next: HashMap<(u32, Hash), Vec<u32>>,
     /// The calls by their numbers.
     calls: BTreeMap<u32, Place>,
+    /// The calls that were continued, each with the request that did, as far as it is known.
+    continued: HashMap<u32, Option<Hash>>,
     /// The defaults of tools, by the digest that they are in.
     defaults: HashMap<Hash, Defaults>,
 }
@@ -56,6 +58,26 @@ struct Place {
     /// Its answer.
     answer: u32,
     head: Hash,
+    /// The ids of the tool calls in its request.
+    ids: Hash,
+    /// The same with those of its answer.
+    ids_with_answer: Hash,
+    /// Who made it, if the agent says so.
+    agent: Option<Hash>,
+    has_siblings: bool,
+}
+
+/// What speaks for a call among calls with equal answers. What comes first counts more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Evidence {
+    /// The ids of its tool calls come back. They are made anew for each answer. Where the agent has given the last ones other
+    /// names, the ones before still count.
+    has_ids: bool,
+    has_earlier_ids: bool,
+    /// The same agent made it.
+    is_of_agent: bool,
+    /// No other request has continued it.
+    is_free: bool,
 }
 
 /// The call that a request continues.
@@ -85,7 +107,13 @@ pub enum HistoryError {
 impl Default for History {
     fn default() -> Self {
         let root = Node { before: ROOT, depth: 0, key: None, call: 0, answered: Vec::new() };
-        Self { nodes: vec![root], next: HashMap::new(), calls: BTreeMap::new(), defaults: HashMap::new() }
+        Self {
+            nodes: vec![root],
+            next: HashMap::new(),
+            calls: BTreeMap::new(),
+            continued: HashMap::new(),
+            defaults: HashMap::new(),
+        }
     }
 }
 
@@ -115,26 +143,61 @@ impl History {
     }
 
     /// The call that a request continues: its tools and template arguments are the request's, and the request begins
-    /// with its messages and its answer. Of several, the one with the most messages counts, and of these the last.
+    /// with its messages and its answer. Of several, one with the most messages counts. Of these, the [`Evidence`] decides, and
+    /// then the last one counts; but if all of them were continued already, nothing says which one is meant, and there is
+    /// none.
     #[must_use]
     pub fn find(&self, request: &Canonical) -> Option<Extended> {
-        let mut found: Option<Extended> = None;
+        match &self.continuable(request)[..] {
+            [] => None,
+            [one] => Some(*one),
+            [first, second, ..] => {
+                let [first_evidence, second_evidence] = [first, second].map(|one| self.evidence(one, request));
+                let is_decided = first_evidence > second_evidence || first_evidence.is_free;
+                is_decided.then_some(*first)
+            }
+        }
+    }
+
+    /// Notes that a request continues a call.
+    pub fn take(&mut self, call: u32, request: &Canonical) {
+        self.continued.insert(call, Some(Hash::of_request(&request.keys, &request.ids)));
+    }
+
+    /// The calls that a request may continue: those with the most messages, and of them the most likely one first.
+    fn continuable(&self, request: &Canonical) -> Vec<Extended> {
+        let mut found: Vec<Extended> = Vec::new();
         let mut reached = vec![ROOT];
         while let Some(place) = reached.pop() {
             let node = &self.nodes[place as usize];
             let messages = node.depth as usize;
-            let equal_head = |seq: &&u32| self.calls.get(seq).is_some_and(|call| call.head == request.head);
-            if let Some(&seq) = node.answered.iter().filter(equal_head).max() {
-                let is_later = |found: Extended| (found.messages, found.seq) < (messages, seq);
-                if found.is_none_or(is_later) {
-                    found = Some(Extended { seq, messages });
+            let deepest = found.first().map_or(0, |found| found.messages);
+            let equal_head = |seq: &u32| self.calls.get(seq).is_some_and(|call| call.head == request.head);
+            let mut answered = node.answered.iter().copied().filter(equal_head).peekable();
+            if messages >= deepest && answered.peek().is_some() {
+                if messages > deepest {
+                    found.clear();
                 }
+                found.extend(answered.map(|seq| Extended { seq, messages }));
             }
             let Some(key) = request.keys.get(messages) else { continue };
             let next = self.next.get(&(place, key.meaning)).into_iter().flatten().copied();
             reached.extend(next.filter(|&next| self.key(next).is_some_and(|stored| key.stands_for(stored))));
         }
+        found.sort_by_cached_key(|one| std::cmp::Reverse((self.evidence(one, request), one.seq)));
         found
+    }
+
+    fn evidence(&self, one: &Extended, request: &Canonical) -> Evidence {
+        let call = &self.calls[&one.seq];
+        let ids = |messages: usize| messages.checked_sub(1).map_or(Hash::NO_IDS, |last| request.ids[last]);
+        let is_same = |other: Option<Hash>| other == Some(Hash::of_request(&request.keys, &request.ids));
+        Evidence {
+            has_ids: ids(one.messages) == call.ids_with_answer,
+            has_earlier_ids: ids(one.messages - 1) == call.ids,
+            is_of_agent: request.agent == call.agent,
+            is_free: self.continued.get(&one.seq).is_none_or(|&other| request.is_repeat && is_same(other)),
+        }
     }
 
     /// What the call with this request adds to the history.
@@ -152,6 +215,10 @@ impl History {
             shared: node.depth,
             head: request.head,
             defaults: (!is_known && !request.defaults.is_empty()).then(|| request.defaults.clone()),
+            ids: request.ids.last().copied().unwrap_or(Hash::NO_IDS),
+            agent: request.agent,
+            continues: None,
+            has_siblings: self.find(request).is_none() && !self.continuable(request).is_empty(),
             messages: request.messages[node.depth as usize..].to_vec(),
         }
     }
@@ -173,11 +240,16 @@ impl History {
         }
         let defaults = self.defaults.get(&record.head).cloned().unwrap_or_default();
         let extend = |place: u32, message: &CanonicalMessage| self.extend(place, Key::of(message, &defaults), seq);
+        let ids_with_answer = record.ids.with_ids(&answer.tool_calls);
         let answer = CanonicalMessage::of_answer(answer);
         let request = record.messages.iter().fold(begin, extend);
         let answer = self.extend(request, Key::of(&answer, &defaults), seq);
         self.nodes[answer as usize].answered.push(seq);
-        self.calls.insert(seq, Place { request, answer, head: record.head });
+        if let Some(call) = record.continues {
+            self.continued.entry(call).or_default();
+        }
+        let Record { head, ids, agent, has_siblings, .. } = *record;
+        self.calls.insert(seq, Place { request, answer, head, ids, ids_with_answer, agent, has_siblings });
         Ok(true)
     }
 
@@ -194,6 +266,9 @@ impl History {
     #[must_use]
     pub fn cause_between(&self, nearest: u32, seq: u32, after: Option<u32>) -> Option<BreakCause> {
         let call = self.calls.get(&seq)?;
+        if call.has_siblings {
+            return Some(BreakCause::Siblings);
+        }
         let equal = match after {
             Some(after) => self.nodes[self.calls.get(&after)?.answer as usize].depth as usize,
             None => 0,

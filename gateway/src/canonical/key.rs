@@ -6,7 +6,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 use serde_json::Value;
 
 use super::{BreakCause, CanonicalMessage, CanonicalRole, Defaults, defaults::Shape};
-use crate::{request::Request, structure::Structure};
+use crate::{completion::ToolCall, request::Request, structure::Structure};
 
 /// The most values of a JSON text that is compared by its values. One with more is compared as text, because the values of
 /// `[0,0,...]` take up to forty times its bytes. A model that writes such arguments samples as many tokens.
@@ -26,9 +26,33 @@ impl Hash {
         Self(half)
     }
 
-    fn of_text(text: &str) -> Self {
+    pub(super) fn of_text(text: &str) -> Self {
         let mut hasher = blake3::Hasher::new();
         hasher.update(text.as_bytes());
+        Self::of(&hasher)
+    }
+
+    /// The ids of no tool calls.
+    pub(super) const NO_IDS: Self = Self([0; 16]);
+
+    /// These ids, followed by those of a message.
+    pub(super) fn with_ids(self, calls: &[ToolCall]) -> Self {
+        if calls.is_empty() {
+            return self;
+        }
+        let mut hasher = blake3::Hasher::new();
+        hasher.update(&self.0);
+        calls.iter().for_each(|call| add(&mut hasher, &call.id));
+        Self::of(&hasher)
+    }
+
+    /// The digest of what a request says, and of the ids in it.
+    pub(super) fn of_request(keys: &[Key], ids: &[Self]) -> Self {
+        let mut hasher = blake3::Hasher::new();
+        keys.iter().for_each(|key| {
+            hasher.update(&key.meaning.0);
+        });
+        ids.last().map(|ids| hasher.update(&ids.0));
         Self::of(&hasher)
     }
 }

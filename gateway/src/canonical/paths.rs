@@ -63,6 +63,11 @@ impl Paths {
         Some(Continued { seq, messages, path, tool_calls })
     }
 
+    /// Notes that a request continues a call.
+    pub fn take(&mut self, call: u32, request: &Canonical) {
+        self.history.take(call, request);
+    }
+
     /// Adds a recorded call with all ids of its prompt. In the mode `observe` the ids can be left out. Returns false if it is there already, or if there are too many.
     pub fn add(
         &mut self,

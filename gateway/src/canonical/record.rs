@@ -94,6 +94,18 @@ pub struct Record {
     /// The defaults of the tools, unless an earlier call has the same tools.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) defaults: Option<Defaults>,
+    /// The ids of the tool calls in the messages.
+    #[serde(default = "no_ids", skip_serializing_if = "has_no_ids")]
+    pub(super) ids: Hash,
+    /// Who sent the request, if the agent says so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) agent: Option<Hash>,
+    /// The call that the request continues, if its prompt begins with the ids of one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(super) continues: Option<u32>,
+    /// Whether nothing says which of several equal answers the request continues.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) has_siblings: bool,
     /// The messages behind the shared ones.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) messages: Vec<CanonicalMessage>,
@@ -104,7 +116,22 @@ fn is_zero(count: &u32) -> bool {
     *count == 0
 }
 
+fn no_ids() -> Hash {
+    Hash::NO_IDS
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn has_no_ids(ids: &Hash) -> bool {
+    *ids == Hash::NO_IDS
+}
+
 impl Record {
+    /// The record of a request whose prompt begins with the ids of this call, if it does with those of one.
+    #[must_use]
+    pub fn continuing(self, call: Option<u32>) -> Self {
+        Self { continues: call, has_siblings: self.has_siblings && call.is_none(), ..self }
+    }
+
     /// The earlier call that begins with the same messages.
     #[must_use]
     pub fn after(&self) -> Option<u32> {

@@ -173,6 +173,77 @@ fn defaults_of_a_tool_are_absent_arguments() {
     assert!(history.find(&edits(r#"{"path":"a","edits":[{"old":"b"}]}"#)).is_some());
 }
 
+/// Two workers with one prompt, whose answers differ only in their reasoning and the ids of their tool calls.
+fn twins(agents: [Option<&str>; 2]) -> History {
+    let mut history = History::default();
+    for (seq, (name, agent)) in (1..).zip(["a", "b"].into_iter().zip(agents)) {
+        let answer = AssistantMessage {
+            reasoning: Some(format!("Plan {name}.")),
+            tool_calls: vec![tool_call(&format!("call_{name}"), "bash", "{}")],
+            ..AssistantMessage::default()
+        };
+        add(&mut history, seq, &canonical(&json!([user("Start.")])).sent_by(agent, false), &answer);
+    }
+    history
+}
+
+/// How a worker goes on that drops its reasoning.
+fn after(id: &str) -> Value {
+    let call = json!({"id": id, "type": "function", "function": {"name": "bash", "arguments": "{}"}});
+    let result = json!({"role": "tool", "tool_call_id": id, "content": "ok"});
+    json!([user("Start."), {"role": "assistant", "content": null, "tool_calls": [call]}, result])
+}
+
+fn found(history: &History, request: &Canonical) -> Option<u32> {
+    history.find(request).map(|found| found.seq)
+}
+
+#[test]
+fn of_equal_answers_the_one_whose_tool_calls_come_back_is_continued() {
+    let mut history = twins([None; 2]);
+    for (seq, name) in [(1, "a"), (2, "b")] {
+        let request = canonical(&after(&format!("call_{name}")));
+        assert_eq!(found(&history, &request), Some(seq));
+        history.take(seq, &request);
+        assert_eq!(found(&history, &request), Some(seq), "the ids count more than who went on before");
+        // The answers to both are equal, too, and have no tool calls. The workers are known by their earlier ones.
+        let record = history.record(&request).continuing(Some(seq));
+        assert!(history.add(seq + 2, &record, &said("Done.")).expect("the record fits"));
+    }
+    for (seq, name) in [(3, "a"), (4, "b")] {
+        let mut messages = after(&format!("call_{name}"));
+        let further = [json!({"role": "assistant", "content": "Done."}), user("Go on.")];
+        messages.as_array_mut().expect("a list").extend(further);
+        assert_eq!(found(&history, &canonical(&messages)), Some(seq));
+    }
+}
+
+#[test]
+fn of_equal_answers_that_ids_do_not_tell_apart_the_one_of_the_agent_is_continued() {
+    let history = twins([Some("one"), Some("two")]);
+    for (seq, agent) in [(1, "one"), (2, "two")] {
+        assert_eq!(found(&history, &canonical(&after("renamed")).sent_by(Some(agent), false)), Some(seq));
+    }
+}
+
+#[test]
+fn equal_answers_that_nothing_tells_apart_are_each_continued_once() {
+    let mut history = twins([None; 2]);
+    let request = canonical(&after("renamed"));
+    assert_eq!(found(&history, &request), Some(2));
+    history.take(2, &request);
+    assert_eq!(found(&history, &request), Some(1));
+    let record = history.record(&request).continuing(Some(1));
+    assert!(history.add(3, &record, &said("One.")).expect("the record fits"));
+    // Nothing says which of them a third request continues, unless its client has sent it before.
+    assert_eq!(found(&history, &request), None);
+    assert_eq!(found(&history, &canonical(&after("renamed")).sent_by(None, true)), Some(2));
+    let record = Record::from_json(&history.record(&request).to_json()).expect("it is a record");
+    assert!(history.add(4, &record, &said("Two.")).expect("the record fits"));
+    assert_eq!(history.cause_between(1, 4, None), Some(BreakCause::Siblings));
+    assert_eq!(history.cause_between(1, 3, None), Some(BreakCause::Reasoning));
+}
+
 #[test]
 fn fields_without_a_value_are_absent() {
     let mut history = History::default();

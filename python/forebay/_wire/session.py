@@ -324,7 +324,8 @@ class SessionBreak:
     cause: str
     """What differs first: `system` (the tools, the arguments of the template, or a system message), `rewrite` (the
     content of a message), `reasoning` (the reasoning of an answer was dropped or changed), `arguments` (those of a tool
-    call are the same JSON in another spelling), `tokens` (no message: the same text has other ids), or `unknown`."""
+    call are the same JSON in another spelling), `tokens` (no message: the same text has other ids), `siblings`
+    (several answers are equal to it), or `unknown`."""
     expected: list[int]
     """The next ids of the earlier call, at most 16."""
     found: list[int]

@@ -120,6 +120,47 @@ async fn a_conversation_is_one_segment_also_after_a_restart() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn workers_with_equal_prompts_and_answers_each_go_on_behind_their_own_ids() {
+    let engine = FakeEngine::start(EngineKind::Vllm).await;
+    let (app, _folder) = start(Backend::Sqlite, &engine, "vllm").await;
+    for dialect in DIALECTS {
+        let agent = Agent::open(&app, json!({})).await;
+        let question = format!("Start {}.", dialect.name());
+        let look = || Answer::text("").call("bash", "{}");
+        let mut workers = Vec::new();
+        for plan in ["Plan A.", "Plan B."] {
+            engine.script(&question, [look().thinking(plan), look(), look()]);
+            let mut worker = breaks::Conversation::new(dialect, &question);
+            worker.turn(&agent).await;
+            worker.drop_reasoning();
+            workers.push(worker);
+        }
+        for _ in 0..2 {
+            for worker in &mut workers {
+                worker.turn(&agent).await;
+            }
+        }
+        let ended = agent.finish(&app, 1.0).await;
+        let counts = ["calls", "segments", "breaks"].map(|name| ended["assembly"][name].as_u64());
+        assert_eq!(counts, [Some(6), Some(2), Some(0)], "{dialect:?}");
+        let (rows, _) = trained(&app).await;
+        for plan in ["Plan A.", "Plan B."] {
+            let tokens =
+                |row: &Value| serde_json::from_value::<Vec<i32>>(row["tokens"].clone()).expect("a row has ids");
+            let texts = rows.iter().map(|row| decode(&tokens(row)));
+            let of_plan: Vec<String> = texts.filter(|text| text.contains(plan)).collect();
+            assert_eq!(of_plan.len(), 1, "{dialect:?}");
+            assert_eq!(
+                of_plan[0].matches("a file").count(),
+                2,
+                "all calls of the worker are behind its plan: {of_plan:?}"
+            );
+        }
+    }
+    app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_prompt_is_the_one_that_its_engine_would_render() {
     let part = |text: &str| json!({"type": "text", "text": text});
     let body = json!({"model": "m", "messages": [{"role": "user", "content": [part("One."), part("Two.")]}]});
