@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 
-.PHONY: run test test-service test-python test-frameworks test-facades test-trainer test-clients test-openhands demo example examples simulate lint audit fuzz fuzz-api bench bench-batches bench-client bench-export bench-facades bench-growth bench-instructions bench-overload bench-serve bench-sessions bench-trainer console-bytes console-pictures parity-slime torture libtorch openapi wheel help
+.PHONY: run test test-service test-python test-frameworks test-facades test-trainer test-clients test-engines test-openhands demo example examples simulate lint audit fuzz fuzz-api bench bench-batches bench-client bench-engines bench-export bench-facades bench-growth bench-instructions bench-overload bench-serve bench-sessions bench-trainer console-bytes console-pictures parity-slime torture libtorch openapi wheel help
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -62,6 +62,10 @@ wheel: ## Build the wheels of the Python package, with the program and without, 
 test-clients: ## Run real agents through sessions and print their segments; fetches them from PyPI and npm, 4 GB; CLIENTS="codex openai_chat"
 	$(CARGO) build -p forebay
 	$(CARGO) test -p forebay-gateway --test clients -- $(CLIENTS)
+
+test-engines: ## Run sessions against a real vLLM on the CPU with tiny models and print what was checked; fetches it, 3 GB; needs Python 3.12; ENGINES="-k teacher"
+	$(CARGO) build -p forebay
+	./scripts/test-engines -- $(ENGINES)
 
 test-openhands: libtorch ## Train a step on a group of four OpenHands rollouts, as docs/connect.md does; fetches OpenHands and libtorch; needs Python 3.12
 	$(CARGO) build -p forebay
@@ -139,6 +143,10 @@ torture: ## Run the long versions of the reliability tests and print a table of 
 
 bench-sessions: ## Measure what recording adds to the calls of agents, the size of a turn on disk, and a finish
 	$(CARGO) bench -p forebay --bench sessions
+
+bench-engines: ## Compare a call of a real vLLM with the same call through a session in both modes; fetches vLLM as test-engines does; BENCH="--agents 16"
+	$(CARGO) build --release -p forebay
+	./scripts/test-engines --latency -- $(BENCH)
 
 bench-batches: ## Measure how long a trainer in Python takes from a leased batch to tensors, as Arrow and as JSON; fetches PyTorch, 5 GB
 	$(CARGO) build --release -p forebay
