@@ -5,7 +5,8 @@
 //! sentences. A request that was not recorded fails its test.
 //!
 //! With the address of an engine in `FOREBAY_ENGINE_PROCESSED` or `FOREBAY_ENGINE_RAW`, the tests whose engine has these
-//! log-probabilities ask it instead, and write the files anew.
+//! log-probabilities ask it instead, and write the files anew, to the folder `FOREBAY_RECORDINGS` if it is named.
+//! `make test-engines` does that, and compares the fields with those of the files here.
 
 use std::{
     collections::VecDeque,
@@ -61,8 +62,9 @@ impl Recorded {
     /// Starts it, and returns a client of it.
     async fn start(name: &str, logprobs: &str) -> (Arc<Self>, Upstream) {
         let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/recordings/vllm-0.32.0");
-        let file = folder.join(format!("{name}.jsonl"));
         let engine = std::env::var(format!("FOREBAY_ENGINE_{logprobs}")).ok();
+        let written = engine.as_ref().and_then(|_| std::env::var("FOREBAY_RECORDINGS").ok());
+        let file = written.map_or(folder, PathBuf::from).join(format!("{name}.jsonl"));
         let text =
             if engine.is_some() { String::new() } else { std::fs::read_to_string(&file).expect("the recording") };
         let exchanges = text.lines().map(|line| serde_json::from_str(line).expect("an exchange")).collect();
@@ -197,6 +199,50 @@ async fn any_number_of_stop_texts_is_cut_from_answers_and_thoughts() {
         }
     }
     assert!(stopped >= 6 && in_thoughts > 0, "{stopped} {in_thoughts}");
+    recorded.finish();
+}
+
+#[tokio::test]
+async fn tool_calls_are_those_that_the_engine_finds_in_the_ids() {
+    let (recorded, upstream) = Recorded::start("tool_calls", "PROCESSED").await;
+    // The tools that `python/tests/engines/tiny.py` trains the model with.
+    let tool = |name: &str, description: &str, argument: &str, others: Value| {
+        let mut properties = others;
+        properties[argument] = json!({"type": "string"});
+        let parameters = json!({"type": "object", "properties": properties, "required": [argument]});
+        json!({"type": "function", "function": {"name": name, "description": description, "parameters": parameters}})
+    };
+    let days = json!({"days": {"type": "integer", "default": 1}});
+    let tools = [tool("weather", "The weather.", "city", days), tool("run", "Runs a command.", "command", json!({}))];
+    let body = json!({
+        "model": "m",
+        "messages": [{"role": "user", "content": "city rain"}],
+        "max_tokens": 60,
+        "tools": tools,
+    });
+    let request = parsed(Dialect::Chat, &body);
+    // The engine renders the prompt for the first call, and is sent its ids for the others.
+    let observed = EngineCall { model: "qwen", ..call(&request) };
+    let mut completions = vec![upstream.complete(&observed).await.expect("the engine answers").completion];
+    let ids = completions[0].prompt_tokens.clone();
+    let text = |_: &[i32]| "text".to_owned();
+    for _ in 0..11 {
+        let prompt = ExactPrompt { ids: &ids, stop_ids: &STOPS, text: &text };
+        let exact = EngineCall { exact: Some(prompt), ..observed };
+        completions.push(upstream.complete(&exact).await.expect("the engine answers").completion);
+    }
+    let mut called = 0;
+    for Completion { message, finish, .. } in &completions {
+        let content = message.content.as_deref().unwrap_or_default();
+        assert!(!content.contains("<|im_end|>"), "{content:?}");
+        assert_eq!(*finish == Finish::ToolCalls, !message.tool_calls.is_empty());
+        for wanted in &message.tool_calls {
+            assert!(!wanted.id.is_empty() && !wanted.name.is_empty());
+            assert!(serde_json::from_str::<Value>(&wanted.arguments).expect("JSON").is_object());
+            called += 1;
+        }
+    }
+    assert!(called > 0, "some answers call a tool");
     recorded.finish();
 }
 

@@ -64,7 +64,9 @@ class Checker:
                 while trained[at + run : at + run + 1] == [place + run]:
                     run += 1
                 kept = logprobs[place - start : place - start + run]
-                call = next((call for call in sampled if self.is_here(call, tokens, place, kept)), None)
+                # Other sessions had the same prompt, and an answer of theirs may be the beginning of this one.
+                here = (call for call in sampled if self.is_here(call, tokens, place, kept))
+                call = max(here, key=lambda call: len(call.tokens), default=None)
                 assert call is not None, f"the engine did not send this at {place}: {self.text(tokens[place:])}"
                 made.append(call)
                 at += min(run, len(call.tokens))

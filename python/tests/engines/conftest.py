@@ -49,6 +49,10 @@ class Flags:
         return self.model == "thinks"
 
     @property
+    def calls_tools(self) -> bool:
+        return "--tool-call-parser" in self.arguments
+
+    @property
     def modes(self) -> list[str]:
         return ["observe", "exact"] if self.takes_ids else ["observe"]
 

@@ -55,8 +55,7 @@ def test_a_conversation_is_recorded_as_the_engine_sampled_it(
 ) -> None:
     if mode not in stack.flags.modes:
         pytest.skip("the engine takes no ids")
-    has_parsers = bool(stack.flags.arguments)
-    with_tools = {"tools": TOOLS} if has_parsers else {}
+    with_tools = {"tools": TOOLS} if stack.flags.calls_tools else {}
     without_thoughts: dict[str, Any] = {"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}}
     variants = [with_tools] * 3 + [without_thoughts if stack.flags.thinks else {}]
 
@@ -72,9 +71,24 @@ def test_a_conversation_is_recorded_as_the_engine_sampled_it(
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         received = [answer for answers in pool.map(play, variants) for answer in answers]
-    # The tiny models are trained to do both, so an agent that never receives one of them lost it.
-    assert not has_parsers or any(answer.calls for answer in received)
     assert any(answer.reasoning for answer in received) == stack.flags.thinks
+
+
+@pytest.mark.subject("tools")
+@pytest.mark.parametrize("mode", ["observe", "exact"])
+def test_a_tool_call_reaches_the_agent(stack: Stack, mode: str) -> None:
+    if not stack.flags.calls_tools:
+        pytest.skip("the engine has no parser of tool calls")
+    # The model calls a tool often, but not in each answer.
+    for _ in range(40):
+        policy = stack.policy(mode)
+        with stack.session(policy) as session:
+            (answer,) = AGENTS["chat"](session, TURNS[:1], False, tools=TOOLS)
+            calls, _ = stack.rollout(session, policy)
+        stack.checker.answers([answer], calls)
+        if answer.calls:
+            return
+    pytest.fail("no answer had a tool call")
 
 
 @pytest.mark.subject("stop texts")
