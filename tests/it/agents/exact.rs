@@ -338,8 +338,8 @@ async fn a_prompt_is_counted_as_it_would_be_sent() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_engine_that_takes_no_ids_is_not_ready() {
-    // It has no endpoint of ids.
-    let engine = FakeEngine::start(EngineKind::Sglang).await;
+    // It has no endpoint of ids, and does not say what it is.
+    let engine = FakeEngine::start(EngineKind::Openai).await;
     let (app, _folder) = start(Backend::Sqlite, &engine, "vllm").await;
     let problem = app.post("/sessions", json!({})).await.refused(503, "upstream-not-ready");
     assert!(text(&problem["detail"]).contains("404"), "{problem}");
