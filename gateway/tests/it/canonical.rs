@@ -374,9 +374,11 @@ fn what_is_stored_has_this_form() {
         json!([{"type": "text", "text": "I look."}, {"type": "refusal", "refusal": "No.", "id": "1"}]),
     ));
     let record = history.record(&request);
-    let stored = r#"{"after":1,"shared":1,"head":"352bd266dae53c6e6a29244011cfa029","messages":[{"role":"assistant","text":"I look.","parts":[{"refusal":"No.","type":"refusal"}],"reasoning":"First.","calls":[{"name":"bash","arguments":"{\"command\": \"ls\", \"n\": 1.0, \"deep\": {\"a\": [1, 2], \"b\": \"\"}}"}]},{"role":"tool","text":"ok"}]}"#;
+    let stored = r#"{"after":1,"shared":1,"head":"352bd266dae53c6e6a29244011cfa029","ids":"3738cfa975885c1a5896ba1f84392b51","messages":[{"role":"assistant","text":"I look.","parts":[{"refusal":"No.","type":"refusal"}],"reasoning":"First.","calls":[{"name":"bash","arguments":"{\"command\": \"ls\", \"n\": 1.0, \"deep\": {\"a\": [1, 2], \"b\": \"\"}}"}]},{"role":"tool","text":"ok"}]}"#;
     assert_eq!(record.to_json(), stored);
     assert_eq!(Record::from_json(stored).expect("it is a record"), record);
+    // Earlier versions stored no ids.
+    assert!(Record::from_json(&stored.replace(r#""ids":"3738cfa975885c1a5896ba1f84392b51","#, "")).is_ok());
     history.add(2, &record, &said("Done.")).expect("the record fits");
     let next = canonical(&json!([user("Other."), {"role": "tool", "tool_call_id": "t", "name": "f", "content": "é"}]));
     let stored = r#"{"head":"352bd266dae53c6e6a29244011cfa029","messages":[{"role":"user","text":"Other."},{"role":"tool","name":"f","text":"é"}]}"#;
