@@ -60,7 +60,7 @@ const SHAPES: &[Shape] = &[
     (Post, r#"{"status":"failed","metadata":{"a":[@]}}"#, "0"),
     (Post, r#"{"status":"failed","reward_components":{@}}"#, r#""%":0"#),
     (Post, r#"{"status":"failed","@":0}"#, "a"),
-    (Post, r#"[@]"#, r#"{"status":"failed"}"#),
+    (Post, "[@]", r#"{"status":"failed"}"#),
     (Post, r#"{"status":"completed","segments":[@]}"#, r#"{"tokens":[],"loss_mask":[]}"#),
     (Post, r#"{"status":"completed","segments":[@]}"#, "{}"),
     (Post, r#"[{"status":"completed","segments":[@]}"#, r#"{"loss_mask":[],"tokens":[]}"#),
@@ -205,7 +205,7 @@ const SHAPES: &[Shape] = &[
     (Control, r#"{"reward":1,"reward_components":{@}}"#, r#""%":0"#),
     (Control, r#"{"groups":[@]}"#, r#""%""#),
     (Control, r#"{"name":"a","role":"admin","policies":[@]}"#, r#""""#),
-    (Control, r#"{@}"#, r#""%":0"#),
+    (Control, "{@}", r#""%":0"#),
 ];
 
 /// The body with as many copies as these bytes have room for.
@@ -254,7 +254,7 @@ fn read(reader: Reader, body: &[u8]) -> (usize, String) {
             let mut outcome = String::new();
             while let Some(record) = importer.next_record().expect("a slice can be read") {
                 outcome = match record.outcome {
-                    Ok(imported) => format!("{} accepted", packed(imported.trajectories)),
+                    Ok(read) => format!("{} accepted", packed(read.trajectories)),
                     Err(found) => format!("refused: {} {}", found[0].pointer, found[0].detail),
                 };
             }
@@ -300,7 +300,7 @@ fn a_body_takes_at_most_eight_times_its_price() {
     assert!(too_much.is_empty(), "too much memory:\n{}", too_much.join("\n"));
     // Any text in any place.
     let copies =
-        select(vec!["0", "-1.5e9", "null", "{}", "[]", r#""""#, r#"{"a":0}"#, "[0,0]", r#"[[],{}]"#, r#"{"%":{}}"#]);
+        select(vec!["0", "-1.5e9", "null", "{}", "[]", r#""""#, r#"{"a":0}"#, "[0,0]", "[[],{}]", r#"{"%":{}}"#]);
     let tested = TestRunner::new(ProptestConfig { cases: 32, failure_persistence: None, ..ProptestConfig::default() })
         .run(&(select(SHAPES), copies), |((reader, place, _), copy)| {
             let (line, is_too_much) = row((reader, place, copy), 256 << 10);

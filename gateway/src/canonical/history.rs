@@ -67,13 +67,20 @@ struct Place {
     has_siblings: bool,
 }
 
+/// Which ids of tool calls come back as they were.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum SameIds {
+    None,
+    /// The agent gave those of the last answer other names.
+    BeforeTheAnswer,
+    All,
+}
+
 /// What speaks for a call among calls with equal answers. What comes first counts more.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Evidence {
-    /// The ids of its tool calls come back. They are made anew for each answer. Where the agent has given the last ones other
-    /// names, the ones before still count.
-    has_ids: bool,
-    has_earlier_ids: bool,
+    /// How far the ids of tool calls are those of its conversation. They are made anew for each answer.
+    ids: SameIds,
     /// The same agent made it.
     is_of_agent: bool,
     /// No other request has continued it.
@@ -193,8 +200,11 @@ impl History {
         let ids = |messages: usize| messages.checked_sub(1).map_or(Hash::NO_IDS, |last| request.ids[last]);
         let is_same = |other: Option<Hash>| other == Some(Hash::of_request(&request.keys, &request.ids));
         Evidence {
-            has_ids: ids(one.messages) == call.ids_with_answer,
-            has_earlier_ids: ids(one.messages - 1) == call.ids,
+            ids: match (ids(one.messages) == call.ids_with_answer, ids(one.messages - 1) == call.ids) {
+                (true, _) => SameIds::All,
+                (false, true) => SameIds::BeforeTheAnswer,
+                (false, false) => SameIds::None,
+            },
             is_of_agent: request.agent == call.agent,
             is_free: self.continued.get(&one.seq).is_none_or(|&other| request.is_repeat && is_same(other)),
         }

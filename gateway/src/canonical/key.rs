@@ -42,17 +42,19 @@ impl Hash {
         }
         let mut hasher = blake3::Hasher::new();
         hasher.update(&self.0);
-        calls.iter().for_each(|call| add(&mut hasher, &call.id));
+        for call in calls {
+            add(&mut hasher, &call.id);
+        }
         Self::of(&hasher)
     }
 
     /// The digest of what a request says, and of the ids in it.
     pub(super) fn of_request(keys: &[Key], ids: &[Self]) -> Self {
         let mut hasher = blake3::Hasher::new();
-        keys.iter().for_each(|key| {
+        for key in keys {
             hasher.update(&key.meaning.0);
-        });
-        ids.last().map(|ids| hasher.update(&ids.0));
+        }
+        hasher.update(&ids.last().copied().unwrap_or(Self::NO_IDS).0);
         Self::of(&hasher)
     }
 }

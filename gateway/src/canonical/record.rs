@@ -120,7 +120,6 @@ fn no_ids() -> Hash {
     Hash::NO_IDS
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 fn has_no_ids(ids: &Hash) -> bool {
     *ids == Hash::NO_IDS
 }

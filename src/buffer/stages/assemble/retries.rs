@@ -49,9 +49,10 @@ pub(super) fn drop(set: &CallSet<'_>, retries: Retries) -> Vec<Option<DropReason
                 Retries::Last => !continued.is_empty() || last != Some(call),
                 Retries::Keep => false,
             };
-            dropped[call] = match set.calls[call].delivered {
-                false => Some(DropReason::Undelivered),
-                true => is_replaced.then_some(DropReason::Retry),
+            dropped[call] = if set.calls[call].delivered {
+                is_replaced.then_some(DropReason::Retry)
+            } else {
+                Some(DropReason::Undelivered)
             };
             if let (Some(_), Some(link)) = (dropped[call], set.links[call]) {
                 continuations[link.call] -= 1;
@@ -75,8 +76,8 @@ fn repeated(set: &CallSet<'_>, continued: &[usize], ends: &[usize]) -> HashSet<u
     for (ended, call, is_end) in calls {
         let Call { retry_count, delivered: is_delivered, .. } = set.calls[call];
         for earlier in [&mut lost, &mut delivered] {
-            let last = earlier.range(..(retry_count, 0)).next_back().map(|(&key, _)| key);
-            if let Some(found) = last.and_then(|key| earlier.remove(&key)) {
+            let found = earlier.range(..(retry_count, 0)).next_back().map(|(&key, _)| key);
+            if let Some(found) = found.and_then(|key| earlier.remove(&key)) {
                 repeated.insert(found);
                 break;
             }
