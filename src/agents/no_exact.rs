@@ -1,6 +1,11 @@
 //! The mode exact in a build without the feature `exact`: it cannot be configured.
 
-use forebay_gateway::{DialectError, Request, cancel::Cancellation, canonical::Continued, upstream::ExactPrompt};
+use forebay_gateway::{
+    DialectError, Request,
+    cancel::Cancellation,
+    canonical::Continued,
+    upstream::{EngineKind, ExactPrompt, Upstream, UpstreamError},
+};
 
 use super::upstreams::ExactConfig;
 
@@ -9,7 +14,7 @@ use super::upstreams::ExactConfig;
 pub(super) enum Exact {}
 
 impl Exact {
-    pub(super) fn load(_: &str, _: &ExactConfig) -> Result<Self, String> {
+    pub(super) fn load(_: &str, _: &ExactConfig, _: EngineKind) -> Result<Self, String> {
         Err("this program was built without its feature `exact`, which has the mode exact".to_owned())
     }
 
@@ -34,6 +39,11 @@ impl Exact {
     }
 
     pub(super) fn probe(&self) -> (&Request, &[i32]) {
+        match *self {}
+    }
+
+    #[expect(clippy::unused_async, reason = "it has the signature of the one that asks an engine")]
+    pub(super) async fn compare(&self, _: &Upstream, _: &str) -> Result<Option<String>, UpstreamError> {
         match *self {}
     }
 

@@ -150,9 +150,9 @@ impl History {
     }
 
     /// The call that a request continues: its tools and template arguments are the request's, and the request begins
-    /// with its messages and its answer. Of several, one with the most messages counts. Of these, the [`Evidence`] decides, and
-    /// then the last one counts; but if all of them were continued already, nothing says which one is meant, and there is
-    /// none.
+    /// with its messages and its answer. Of several, one with the most messages counts. Of these, the ids of tool calls
+    /// decide, then who made the call, then which of them no other request has continued, and at last the latest one counts.
+    /// But if all of them were continued already, nothing says which one is meant, and there is none.
     #[must_use]
     pub fn find(&self, request: &Canonical) -> Option<Extended> {
         match &self.continuable(request)[..] {
