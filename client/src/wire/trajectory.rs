@@ -234,8 +234,9 @@ pub struct Receipt {
     /// True if the same rollout was already stored and this post changed nothing.
     pub duplicate: bool,
     /// Problems for which the rollout was not refused. Each is a name, a colon and a sentence. The names are
-    /// `group-decided`, `no-reward`, `admission-lapsed`, `filter-failed`, `filter-over-budget`, `logprobs-above-zero`,
-    /// `logprobs-improbable`, `sampling-truncated`, `mask-without-ones`, `mixed-environments` and `version-ahead`.
+    /// `group-decided`, `no-reward`, `admission-lapsed`, `delivered-dropped`, `filter-failed`, `filter-over-budget`,
+    /// `logprobs-above-zero`, `logprobs-improbable`, `sampling-truncated`, `mask-without-ones`, `mixed-environments` and
+    /// `version-ahead`.
     pub warnings: Vec<String>,
     /// The group after this post.
     pub group: ReceiptGroup,

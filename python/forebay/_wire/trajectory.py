@@ -128,6 +128,9 @@ class Turn:
     """Name of the agent or sub-agent that made the call."""
     delivered: bool | None = None
     """Whether the agent received the answer; `true` when absent."""
+    retry_count: int | None = None
+    """How often the client has made this call before, by its own account, as in `x-stainless-retry-count`; 0 when
+    absent."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -163,8 +166,9 @@ class Receipt:
     """True if the same rollout was already stored and this post changed nothing."""
     warnings: list[str]
     """Problems for which the rollout was not refused. Each is a name, a colon and a sentence. The names are `group-
-    decided`, `no-reward`, `admission-lapsed`, `filter-failed`, `filter-over-budget`, `logprobs-above-zero`,
-    `logprobs-improbable`, `sampling-truncated`, `mask-without-ones`, `mixed-environments` and `version-ahead`."""
+    decided`, `no-reward`, `admission-lapsed`, `delivered-dropped`, `filter-failed`, `filter-over-budget`,
+    `logprobs-above-zero`, `logprobs-improbable`, `sampling-truncated`, `mask-without-ones`, `mixed-environments` and
+    `version-ahead`."""
     group: ReceiptGroup
     """The group after this post."""
     assembly: Assembly | None = None
@@ -214,7 +218,7 @@ class DroppedCalls:
     undelivered: int
     """Turns that were not delivered and that no other turn continues."""
     retry: int
-    """Turns that no other turn continues, and whose prompt the same agent sent again."""
+    """Turns that were delivered and that no other turn continues, in whose place another one is trained."""
 
 
 @dataclass(slots=True, kw_only=True)
