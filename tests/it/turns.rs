@@ -101,6 +101,15 @@ on_both_stores! {
                 {"prompt_tokens": [S, U, A], "tokens": []},
             ]), json!([["final", [S, U, A], [11, E, N, T, A, 12, E], [1, 1, 0, 0, 0, 1, 1]]]),
                 counts(4, 1, 0, [1, 1, 0], 0)),
+            ("asked twice", json!([
+                {"prompt_tokens": [S, U, A], "tokens": [10, E]},
+                {"prompt_tokens": [S, U, A], "tokens": [11, E]},
+            ]), json!([["turn", [S, U, A], [10, E], [1, 1]], ["final", [S, U, A], [11, E], [1, 1]]]),
+                counts(2, 2, 0, [0, 0, 0], 0)),
+            ("repeated", json!([
+                {"prompt_tokens": [S, U, A], "tokens": [10, E]},
+                {"prompt_tokens": [S, U, A], "tokens": [11, E], "retry_count": 1},
+            ]), json!([["final", [S, U, A], [11, E], [1, 1]]]), counts(2, 1, 0, [0, 0, 1], 0)),
             ("fork", json!([
                 {"id": "c1", "prompt_tokens": [S, U, A], "tokens": [11, E]},
                 {"after": "c1", "prompt_tokens": [N, T, 50, A], "tokens": [12, E]},
@@ -208,6 +217,29 @@ on_both_stores! {
         assert_eq!(rows.iter().map(segment).collect::<Value>(), json!([["final", [1, 2], [4], [1]], ["final", [1, 2], [4], [1]]]));
         let unknown = app.put("/policies/default", json!({"sessions": {"retries": "often"}})).await;
         assert_eq!(unknown.pointers(422), ["/sessions/retries"]);
+    }
+
+    async fn a_turn_is_dropped_if_its_client_repeated_it_or_the_rules_say_so(app: TestApp) {
+        let turns = json!([
+            {"prompt_tokens": [1, 2], "tokens": [3]},
+            {"prompt_tokens": [1, 2], "tokens": [4], "retry_count": 1},
+            {"prompt_tokens": [5, 6], "tokens": [7]},
+            {"prompt_tokens": [5, 6], "tokens": [8]},
+        ]);
+        for (retries, segments, dropped) in [("transport", 3, 1), ("last", 2, 2), ("keep", 4, 0)] {
+            app.rules("default", json!({"sessions": {"retries": retries}})).await;
+            let receipt = app.accept(posted(retries, turns.clone())).await;
+            assert_eq!(receipt["assembly"], counts(4, segments, 0, [0, 0, dropped], 0), "{retries}");
+            let warnings: Vec<&str> = receipt["warnings"].as_array().expect("a list").iter().map(text).collect();
+            let is_named = |warning: &&str| {
+                warning.starts_with("delivered-dropped: ") && warning.contains(&format!("({dropped})"))
+            };
+            let is_warned = warnings.iter().any(is_named);
+            assert_eq!(is_warned, dropped > 0, "{warnings:?}");
+        }
+        let mut first = turns;
+        first[1].as_object_mut().expect("a turn").remove("retry_count");
+        app.post("/trajectories", posted("keep", first)).await.refused(409, "rollout-conflict");
     }
 
     async fn invalid_turns_are_refused_by_the_name_of_the_field(app: TestApp) {

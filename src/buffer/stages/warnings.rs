@@ -51,7 +51,7 @@ pub(in crate::buffer) fn delivered_dropped(calls: u64, retries: Retries) -> Opti
              delivered"
         }
     };
-    let detail = || format!("{calls} calls whose answers the agent received are in no segment, because {why}");
+    let detail = || format!("the agent received answers that are in no segment ({calls}), because {why}");
     (calls > 0).then(|| Warning::new("delivered-dropped", detail()))
 }
 

@@ -195,7 +195,7 @@ on_both_stores! {
         for id in 10..13 {
             record(app, &opened, call(&[S, U, A], &[id, E])).await;
         }
-        assert_warned(&finish(app, &opened, 1.0).await, "2 calls whose answers the agent received");
+        assert_warned(&finish(app, &opened, 1.0).await, "that are in no segment (2), because other calls");
     }
 
     async fn candidates_of_one_prompt_are_trained_if_the_rules_say_so(app: TestApp) {
