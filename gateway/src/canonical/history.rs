@@ -87,6 +87,9 @@ struct Evidence {
     is_free: bool,
 }
 
+/// Nothing says which of several calls a request continues.
+struct Siblings;
+
 /// The call that a request continues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extended {
@@ -155,15 +158,7 @@ impl History {
     /// But if all of them were continued already, nothing says which one is meant, and there is none.
     #[must_use]
     pub fn find(&self, request: &Canonical) -> Option<Extended> {
-        match &self.continuable(request)[..] {
-            [] => None,
-            [one] => Some(*one),
-            [first, second, ..] => {
-                let [first_evidence, second_evidence] = [first, second].map(|one| self.evidence(one, request));
-                let is_decided = first_evidence > second_evidence || first_evidence.is_free;
-                is_decided.then_some(*first)
-            }
-        }
+        self.look(request).unwrap_or_default()
     }
 
     /// Notes that a request continues a call.
@@ -171,43 +166,52 @@ impl History {
         self.continued.insert(call, Some(Hash::of_request(&request.keys, &request.ids)));
     }
 
-    /// The calls that a request may continue: those with the most messages, and of them the most likely one first.
-    fn continuable(&self, request: &Canonical) -> Vec<Extended> {
-        let mut found: Vec<Extended> = Vec::new();
+    fn look(&self, request: &Canonical) -> Result<Option<Extended>, Siblings> {
+        let (messages, calls) = self.continuable(request);
+        let Some(last) = messages.checked_sub(1) else { return Ok(None) };
+        let before = last.checked_sub(1).map_or(Hash::NO_IDS, |before| request.ids[before]);
+        let repeated = request.is_repeat.then(|| Hash::of_request(&request.keys, &request.ids));
+        let evidence = |seq: u32| {
+            let call = &self.calls[&seq];
+            let evidence = Evidence {
+                ids: match (request.ids[last] == call.ids_with_answer, before == call.ids) {
+                    (true, _) => SameIds::All,
+                    (false, true) => SameIds::BeforeTheAnswer,
+                    (false, false) => SameIds::None,
+                },
+                is_of_agent: request.agent == call.agent,
+                is_free: self.continued.get(&seq).is_none_or(|other| repeated.is_some() && *other == repeated),
+            };
+            (evidence, seq)
+        };
+        let found: Vec<(Evidence, u32)> = calls.into_iter().map(evidence).collect();
+        let Some(&(best, seq)) = found.iter().max() else { return Ok(None) };
+        let is_tied = found.iter().filter(|(evidence, _)| *evidence == best).count() > 1;
+        if is_tied && !best.is_free { Err(Siblings) } else { Ok(Some(Extended { seq, messages })) }
+    }
+
+    /// The calls that a request may continue, which are those with the most messages, and the number of these messages with
+    /// the answer.
+    fn continuable(&self, request: &Canonical) -> (usize, Vec<u32>) {
+        let (mut deepest, mut found) = (0, Vec::new());
         let mut reached = vec![ROOT];
         while let Some(place) = reached.pop() {
             let node = &self.nodes[place as usize];
             let messages = node.depth as usize;
-            let deepest = found.first().map_or(0, |found| found.messages);
             let equal_head = |seq: &u32| self.calls.get(seq).is_some_and(|call| call.head == request.head);
             let mut answered = node.answered.iter().copied().filter(equal_head).peekable();
             if messages >= deepest && answered.peek().is_some() {
                 if messages > deepest {
                     found.clear();
                 }
-                found.extend(answered.map(|seq| Extended { seq, messages }));
+                deepest = messages;
+                found.extend(answered);
             }
             let Some(key) = request.keys.get(messages) else { continue };
             let next = self.next.get(&(place, key.meaning)).into_iter().flatten().copied();
             reached.extend(next.filter(|&next| self.key(next).is_some_and(|stored| key.stands_for(stored))));
         }
-        found.sort_by_cached_key(|one| std::cmp::Reverse((self.evidence(one, request), one.seq)));
-        found
-    }
-
-    fn evidence(&self, one: &Extended, request: &Canonical) -> Evidence {
-        let call = &self.calls[&one.seq];
-        let ids = |messages: usize| messages.checked_sub(1).map_or(Hash::NO_IDS, |last| request.ids[last]);
-        let is_same = |other: Option<Hash>| other == Some(Hash::of_request(&request.keys, &request.ids));
-        Evidence {
-            ids: match (ids(one.messages) == call.ids_with_answer, ids(one.messages - 1) == call.ids) {
-                (true, _) => SameIds::All,
-                (false, true) => SameIds::BeforeTheAnswer,
-                (false, false) => SameIds::None,
-            },
-            is_of_agent: request.agent == call.agent,
-            is_free: self.continued.get(&one.seq).is_none_or(|&other| request.is_repeat && is_same(other)),
-        }
+        (deepest, found)
     }
 
     /// What the call with this request adds to the history.
@@ -228,7 +232,7 @@ impl History {
             ids: request.ids.last().copied().unwrap_or(Hash::NO_IDS),
             agent: request.agent,
             continues: None,
-            has_siblings: self.find(request).is_none() && !self.continuable(request).is_empty(),
+            has_siblings: self.look(request).is_err(),
             messages: request.messages[node.depth as usize..].to_vec(),
         }
     }
