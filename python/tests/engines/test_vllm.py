@@ -113,7 +113,7 @@ def test_a_stop_text_ends_an_answer_and_is_cut(stack: Stack, dialect: str, mode:
         answers = list(pool.map(play, range(12)))
     if dialect == "messages":
         named = {answer.stopped_by for answer in answers}
-        assert named <= {None, *texts} and len(named) > 1
+        assert named <= {None, *texts} and named != {None}
 
 
 @pytest.mark.subject("counting tokens")
