@@ -31,6 +31,7 @@ def recording(engine: Engine, tmp_path_factory: pytest.TempPathFactory) -> Itera
         f"""
         [sessions]
         listen = "127.0.0.1:0"
+        audit = 0.0
         [[upstream]]
         name = "scripted"
         kind = "sglang"

@@ -64,7 +64,7 @@ def service(settings: Settings, output: Output, listen: str, engines: dict[str, 
     return Process(name="service", kind="service", command=command, log=output.log("service"))
 
 
-def sessions(settings: Settings, urls: dict[str, list[str]], table: dict[str, str], upstream: dict[str, str]) -> str:
+def sessions(settings: Settings, urls: dict[str, list[str]], table: dict[str, Any], upstream: dict[str, str]) -> str:
     """The service's configuration of sessions: its own table, and an upstream for each policy and each frozen model.
 
     An upstream asks its engine for one model, and has the name of it. The calls of a policy that is not trained are not
