@@ -30,7 +30,7 @@ use forebay_gateway::{
     Completion, Dialect, Request,
     canonical::Canonical,
     completion::{AssistantMessage, Finish, ToolCall, Usage},
-    dialect::Envelope,
+    dialect::{Envelope, Events},
     lineage::AgentLabel,
     upstream::{self, EngineKind, UpstreamOptions},
 };
@@ -510,10 +510,8 @@ fn dialect(dialect: Dialect, bytes: &[u8]) {
     let completion = answer();
     let body = dialect.answer(&completion, &envelope);
     assert!(serde_json::from_slice::<serde_json::Value>(&body).is_ok(), "an answer is JSON");
-    let events: Vec<_> = dialect.events(&completion, &envelope).collect();
-    assert!(events.iter().any(|event| event.after_commit), "some event is sent after the commit");
-    let first = events.iter().position(|event| event.after_commit).unwrap_or(0);
-    assert!(events[first..].iter().all(|event| event.after_commit), "and so are all behind it");
+    let mut events = Events::new(dialect);
+    assert!(!events.alive(&envelope).is_empty() && !events.answer(&completion, &envelope).is_empty());
 }
 
 /// What the store takes as a name.

@@ -1,11 +1,11 @@
 //! What agents speak: one file per dialect, each with the same functions.
 //!
-//! A dialect parses a body into a [`Request`], and writes a [`Completion`] as a body or as events. The events are made
-//! from the complete answer, because an answer is stored before the agent sees its end. All functions are pure: ids
-//! and time come in an [`Envelope`].
+//! A dialect parses a body into a [`Request`], and writes a [`Completion`] as a body or as [`Events`]. All functions are
+//! pure: ids and time come in an [`Envelope`].
 
 mod chat;
 mod errors;
+mod events;
 mod fields;
 mod messages;
 mod responses;
@@ -14,8 +14,9 @@ mod tools;
 
 pub(crate) use errors::RETRY_AFTER_S;
 pub use errors::{DialectError, ErrorReply};
+pub use events::Events;
 pub use messages::token_count;
-pub use sse::{SseEvent, keep_alive_comment};
+pub use sse::SseEvent;
 
 pub(crate) use fields::{is_taken, recorded};
 
@@ -86,41 +87,10 @@ impl Dialect {
         }
     }
 
-    /// Writes an answer as events.
-    ///
-    /// The first event that the agent may act on, because it contains a tool call or says that the answer is complete,
-    /// and all events behind it, are marked with `SseEvent::after_commit`. The caller sends them after the completion
-    /// is stored. The dialect's last event
-    /// (`[DONE]`, `message_stop`, `response.completed`) is there exactly once, at the end.
-    pub fn events(self, completion: &Completion, envelope: &Envelope) -> impl Iterator<Item = SseEvent> + use<> {
-        let events = match self {
-            Self::Chat => chat::events(completion, envelope),
-            Self::Messages => messages::events(completion, envelope),
-            Self::Responses => responses::events(completion, envelope),
-        };
-        events.into_iter()
-    }
-
-    /// What is sent while the engine works, so that neither the agent nor a proxy gives up.
-    #[must_use]
-    pub fn keep_alive(self) -> String {
-        match self {
-            Self::Chat | Self::Responses => keep_alive_comment(),
-            Self::Messages => messages::ping(),
-        }
-    }
-
     /// Writes an error as an answer with a status and headers.
     #[must_use]
     pub fn error(self, error: &DialectError) -> ErrorReply {
         errors::reply(self, error)
-    }
-
-    /// Writes an error as the last event of a stream that has already begun. No terminal event follows it, so the agent
-    /// cannot take what came before for a whole answer.
-    #[must_use]
-    pub fn error_event(self, error: &DialectError, envelope: &Envelope) -> SseEvent {
-        errors::event(self, error, envelope)
     }
 
     /// Writes the list of models.

@@ -4,7 +4,6 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
-    time::Duration,
 };
 
 use axum::{
@@ -13,18 +12,24 @@ use axum::{
     response::Response,
 };
 use bytes::Bytes;
-use forebay_gateway::{Dialect, DialectError, work};
+use forebay_gateway::{
+    Dialect, DialectError,
+    dialect::{Events, SseEvent},
+    work,
+};
 use hyper::body::{Frame, SizeHint};
-use tokio::time::{Instant, Sleep};
+use tokio::{
+    sync::mpsc::{self, UnboundedReceiver, UnboundedSender},
+    time::MissedTickBehavior,
+};
 use tracing::Instrument as _;
 
 use super::{
     body,
     call::{Answer, Call, answer_bytes},
+    orphans::{Answering, Unanswered},
 };
 use crate::buffer::ids::CallPk;
-
-type Answering = Pin<Box<dyn Future<Output = Result<Written, DialectError>> + Send>>;
 
 /// An answer as its client gets it.
 struct Written {
@@ -32,36 +37,26 @@ struct Written {
     recorded: Option<CallPk>,
 }
 
-/// Answers a call. No event is sent before the call is recorded, so the events are one text.
-async fn write(call: Arc<Call>) -> Result<Written, DialectError> {
-    let Answer { completion, envelope, recorded } = Arc::clone(&call).answer().await?;
-    let write = || {
-        if call.request.stream {
-            call.dialect.events(&completion, &envelope).map(|event| event.encode()).collect::<String>().into()
-        } else {
-            Bytes::from(call.dialect.answer(&completion, &envelope))
-        }
-    };
-    let bytes = work::run(answer_bytes(&completion), write).await;
-    Ok(Written { bytes: body::pay(&call, bytes).await?, recorded })
-}
-
-/// Answers a call. The status of events waits for the first sign of life, because clients understand the status of an
-/// error better than an error among events.
+/// Answers a call.
 pub(super) async fn respond(call: Call) -> Response {
     let call = Arc::new(call);
-    let mut answering: Answering = Box::pin(write(Arc::clone(&call)).in_current_span());
     if !call.request.stream {
-        return match answering.await {
+        let answered = Unanswered::new(&call).await;
+        return match written(&call, answered, None).await {
             Ok(written) => json(Body::new(AnswerBody::complete(&call, written))),
             Err(error) => failed(&call, &error),
         };
     }
+    let mut answering: Answering = Box::pin(Arc::clone(&call).answer().in_current_span());
+    // The status waits for the first sign of life, because clients understand the status of an error better than an error
+    // among events.
     let keep_alive = call.agents.options().keep_alive;
     let body = match tokio::time::timeout(keep_alive, &mut answering).await {
-        Ok(Ok(written)) => AnswerBody::complete(&call, written),
-        Ok(Err(error)) => return failed(&call, &error),
-        Err(_) => AnswerBody::waiting(&call, answering, keep_alive),
+        Ok(answered) => match written(&call, answered, Some(&Events::new(call.dialect))).await {
+            Ok(written) => AnswerBody::complete(&call, written),
+            Err(error) => return failed(&call, &error),
+        },
+        Err(_) => AnswerBody::streaming(&call, answering),
     };
     let mut response = Response::new(Body::new(body));
     let headers = response.headers_mut();
@@ -70,6 +65,49 @@ pub(super) async fn respond(call: Call) -> Response {
     // Proxies must pass each event on at once.
     headers.insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
     response
+}
+
+/// Writes an answer, or what is left of its events.
+async fn written(
+    call: &Call,
+    answered: Result<Answer, DialectError>,
+    events: Option<&Events>,
+) -> Result<Written, DialectError> {
+    let Answer { completion, envelope, recorded } = answered?;
+    let write = || match events {
+        Some(events) => {
+            let events = events.answer(&completion, &envelope);
+            events.iter().map(SseEvent::encode).collect::<String>().into()
+        }
+        None => Bytes::from(call.dialect.answer(&completion, &envelope)),
+    };
+    let bytes = work::run(answer_bytes(&completion), write).await;
+    Ok(Written { bytes: body::pay(call, bytes).await?, recorded })
+}
+
+/// Streams signs of life until the answer is known, and then the answer or an error.
+async fn stream(call: Arc<Call>, mut answering: Answering, parts: UnboundedSender<Written>) {
+    let mut events = Events::new(call.dialect);
+    // The first sign of life is sent at once, with the status.
+    let mut signs = tokio::time::interval(call.agents.options().keep_alive);
+    signs.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let answered = loop {
+        tokio::select! {
+            biased;
+            answered = &mut answering => break answered,
+            _ = signs.tick() => {
+                let sign = events.alive(&call.own_envelope()).iter().map(SseEvent::encode).collect::<String>();
+                // Whoever has the receiver polls this function, so it is there.
+                let _ = parts.send(Written { bytes: sign.into(), recorded: None });
+            }
+        }
+    };
+    let last = written(&call, answered, Some(&events)).await.unwrap_or_else(|error| {
+        call.count(error.code());
+        let last = events.error(&error, &call.own_envelope());
+        Written { bytes: last.encode().into(), recorded: None }
+    });
+    let _ = parts.send(last);
 }
 
 /// A body of JSON.
@@ -109,19 +147,23 @@ struct AnswerBody {
 }
 
 enum State {
-    Waiting { answering: Answering, keep_alive: Duration, next: Pin<Box<Sleep>> },
-    Sending(Bytes),
+    Whole(Bytes),
+    /// What is written of an answer arrives in parts while the function is polled that writes them.
+    Parts {
+        writing: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+        parts: UnboundedReceiver<Written>,
+    },
 }
 
 impl AnswerBody {
     fn complete(call: &Arc<Call>, written: Written) -> Self {
-        Self { state: State::Sending(written.bytes), call: Arc::clone(call), recorded: written.recorded }
+        Self { state: State::Whole(written.bytes), call: Arc::clone(call), recorded: written.recorded }
     }
 
-    fn waiting(call: &Arc<Call>, answering: Answering, keep_alive: Duration) -> Self {
-        // The first sign of life is sent at once, with the status.
-        let next = Box::pin(tokio::time::sleep_until(Instant::now()));
-        Self { state: State::Waiting { answering, keep_alive, next }, call: Arc::clone(call), recorded: None }
+    fn streaming(call: &Arc<Call>, answering: Answering) -> Self {
+        let (sender, parts) = mpsc::unbounded_channel();
+        let writing = Box::pin(stream(Arc::clone(call), answering, sender).in_current_span());
+        Self { state: State::Parts { writing: Some(writing), parts }, call: Arc::clone(call), recorded: None }
     }
 }
 
@@ -134,47 +176,32 @@ impl HttpBody for AnswerBody {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
         let this = &mut *self;
-        loop {
-            match &mut this.state {
-                State::Waiting { answering, keep_alive, next } => {
-                    if let Poll::Ready(outcome) = answering.as_mut().poll(context) {
-                        this.state = match outcome {
-                            Ok(written) => {
-                                this.recorded = written.recorded;
-                                State::Sending(written.bytes)
-                            }
-                            Err(error) => {
-                                this.call.count(error.code());
-                                let event = this.call.dialect.error_event(&error, &this.call.own_envelope());
-                                State::Sending(event.encode().into())
-                            }
-                        };
-                        continue;
-                    }
-                    std::task::ready!(next.as_mut().poll(context));
-                    next.as_mut().reset(Instant::now() + *keep_alive);
-                    let sign = Bytes::from(this.call.dialect.keep_alive());
-                    return Poll::Ready(Some(Ok(Frame::data(sign))));
+        let bytes = match &mut this.state {
+            State::Whole(bytes) => std::mem::take(bytes),
+            State::Parts { writing, parts } => {
+                if writing.as_mut().is_some_and(|writing| writing.as_mut().poll(context).is_ready()) {
+                    *writing = None;
                 }
-                State::Sending(bytes) if bytes.is_empty() => return Poll::Ready(None),
-                State::Sending(bytes) => {
-                    if let Some(call) = this.recorded.take() {
-                        this.call.agents.buffer().mark_delivered(call);
-                    }
-                    return Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes)))));
-                }
+                let part = std::task::ready!(parts.poll_recv(context));
+                let Some(Written { bytes, recorded }) = part else { return Poll::Ready(None) };
+                this.recorded = recorded;
+                bytes
             }
+        };
+        if let Some(call) = this.recorded.take() {
+            this.call.agents.buffer().mark_delivered(call);
         }
+        Poll::Ready((!bytes.is_empty()).then_some(Ok(Frame::data(bytes))))
     }
 
     fn is_end_stream(&self) -> bool {
-        matches!(&self.state, State::Sending(bytes) if bytes.is_empty())
+        matches!(&self.state, State::Whole(bytes) if bytes.is_empty())
     }
 
     fn size_hint(&self) -> SizeHint {
         match &self.state {
-            State::Waiting { .. } => SizeHint::default(),
-            State::Sending(bytes) => SizeHint::with_exact(bytes.len() as u64),
+            State::Whole(bytes) => SizeHint::with_exact(bytes.len() as u64),
+            State::Parts { .. } => SizeHint::default(),
         }
     }
 }

@@ -90,15 +90,25 @@ pub(super) fn answer(completion: &Completion, envelope: &Envelope) -> Vec<u8> {
     answer.to_string().into_bytes()
 }
 
-pub(super) fn events(completion: &Completion, envelope: &Envelope) -> Vec<SseEvent> {
+/// The event that begins an answer.
+pub(super) fn begin(envelope: &Envelope) -> SseEvent {
+    delta(envelope, json!({"role": "assistant", "content": ""}))
+}
+
+/// An event of an answer that has begun, which adds nothing to it.
+pub(super) fn nothing(envelope: &Envelope) -> SseEvent {
+    delta(envelope, json!({"content": ""}))
+}
+
+/// All events behind the first.
+pub(super) fn rest(completion: &Completion, envelope: &Envelope) -> Vec<SseEvent> {
     let message = &completion.message;
-    let delta = |delta: Value| chunk(envelope, json!([{"index": 0, "delta": delta, "finish_reason": null}]));
-    let mut events = vec![SseEvent::unnamed(&delta(json!({"role": "assistant", "content": ""})))];
+    let mut events = Vec::new();
     if let Some(reasoning) = &message.reasoning {
-        events.push(SseEvent::unnamed(&delta(json!({"reasoning_content": reasoning, "reasoning": reasoning}))));
+        events.push(delta(envelope, json!({"reasoning_content": reasoning, "reasoning": reasoning})));
     }
     if let Some(content) = &message.content {
-        events.push(SseEvent::unnamed(&delta(json!({"content": content}))));
+        events.push(delta(envelope, json!({"content": content})));
     }
     if !message.tool_calls.is_empty() {
         // All calls in one chunk, because some clients put the pieces of several calls together wrongly.
@@ -107,21 +117,19 @@ pub(super) fn events(completion: &Completion, envelope: &Envelope) -> Vec<SseEve
             call["index"] = json!(index);
             call
         });
-        let calls = delta(json!({"tool_calls": calls.collect::<Value>()}));
-        // Agents run a tool as soon as they see its call.
-        events.push(SseEvent::unnamed(&calls).after_commit());
+        events.push(delta(envelope, json!({"tool_calls": calls.collect::<Value>()})));
     }
     let reason = finish_reason(completion.outcome());
     let stop = stop_reason(completion);
     let mut last = chunk(envelope, json!([{"index": 0, "delta": {}, "finish_reason": reason, "stop_reason": stop}]));
     mark(&mut last, completion);
-    events.push(SseEvent::unnamed(&last).after_commit());
+    events.push(SseEvent::unnamed(&last));
     if envelope.stream_usage {
         let mut counts = chunk(envelope, json!([]));
         counts["usage"] = usage(&completion.usage);
-        events.push(SseEvent::unnamed(&counts).after_commit());
+        events.push(SseEvent::unnamed(&counts));
     }
-    events.push(SseEvent { event: None, data: "[DONE]".to_owned(), after_commit: true });
+    events.push(SseEvent { event: None, data: "[DONE]".to_owned() });
     events
 }
 
@@ -274,6 +282,10 @@ fn stream_usage(object: &mut Object<'_>) -> Result<bool, DialectError> {
 
 fn tool_call(call: &ToolCall) -> Value {
     json!({"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}})
+}
+
+fn delta(envelope: &Envelope, delta: Value) -> SseEvent {
+    SseEvent::unnamed(&chunk(envelope, json!([{"index": 0, "delta": delta, "finish_reason": null}])))
 }
 
 fn chunk(envelope: &Envelope, choices: Value) -> Value {

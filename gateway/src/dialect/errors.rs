@@ -182,11 +182,11 @@ pub(super) fn reply(dialect: Dialect, error: &DialectError) -> ErrorReply {
     ErrorReply { status: error.status(), headers, body: body(dialect, error).to_string().into_bytes() }
 }
 
-pub(super) fn event(dialect: Dialect, error: &DialectError, envelope: &Envelope) -> SseEvent {
+pub(super) fn event(dialect: Dialect, error: &DialectError, envelope: &Envelope, sent: usize) -> SseEvent {
     match dialect {
         Dialect::Chat => SseEvent::unnamed(&body(dialect, error)),
         Dialect::Messages => SseEvent::named("error", &body(dialect, error)),
-        Dialect::Responses => responses::failed(error.code(), &openai_message(error), envelope),
+        Dialect::Responses => responses::failed(error.code(), &openai_message(error), envelope, sent),
     }
 }
 

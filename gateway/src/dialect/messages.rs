@@ -12,7 +12,7 @@ use super::{
     tools::{Offer, left_out, object_text},
 };
 use crate::{
-    completion::{Completion, Finish, StopMatch, ToolCall},
+    completion::{Completion, Finish, StopMatch, ToolCall, Usage},
     hash::fnv1a,
     json::{self, Fields, Item, Object},
     request::{Content, Message, Request, Role, Tool, ToolChoice},
@@ -81,36 +81,62 @@ pub(super) fn answer(completion: &Completion, envelope: &Envelope) -> Vec<u8> {
         content: blocks(completion),
         stop_reason: Some(reason),
         stop_sequence: sequence,
-        usage: usage(completion),
+        usage: usage(&completion.usage),
     };
     json::text(&answer).into_bytes()
 }
 
-pub(super) fn events(completion: &Completion, envelope: &Envelope) -> Vec<SseEvent> {
-    let mut at_start = usage(completion);
-    at_start["output_tokens"] = json!(0);
-    let start = WireMessage { envelope, content: Vec::new(), stop_reason: None, stop_sequence: None, usage: at_start };
-    let start = serde_json::to_value(&start).expect("the message has no content, and the rest is JSON");
-    let mut events = vec![event("message_start", json!({"message": start}))];
-    for (index, block) in blocks(completion).iter().enumerate() {
-        let deltas = block.deltas().into_iter().map(|delta| json!({"index": index, "delta": delta}));
-        let opening = event("content_block_start", json!({"index": index, "content_block": block.opening()}));
-        let closing = event("content_block_stop", json!({"index": index}));
-        let deltas = deltas.map(|data| event("content_block_delta", data));
-        let whole = std::iter::once(opening).chain(deltas).chain([closing]);
-        // Agents run a tool as soon as they see its call.
-        let waits = matches!(block, Block::ToolUse { .. });
-        events.extend(whole.map(|event| if waits { event.after_commit() } else { event }));
+/// The events that begin an answer of which nothing is known, with a block for its text.
+pub(super) fn begin(envelope: &Envelope) -> Vec<SseEvent> {
+    vec![start(envelope, &Usage::default()), opening(0, &Block::Text { text: "" })]
+}
+
+/// An event of an answer that has begun, which adds nothing to its text. Clients do not count a ping as an event.
+pub(super) fn nothing() -> SseEvent {
+    delta(0, &json!({"type": "text_delta", "text": ""}))
+}
+
+/// The events of an answer, or all behind those of [`begin`] if it `has_begun`.
+pub(super) fn rest(completion: &Completion, envelope: &Envelope, has_begun: bool) -> Vec<SseEvent> {
+    let mut events = Vec::new();
+    let mut blocks = blocks(completion).into_iter().peekable();
+    if has_begun {
+        // The open block gets the text, unless something comes before that. Then it stays empty.
+        let text = blocks.next_if(|block| matches!(block, Block::Text { .. }));
+        events.extend(text.iter().flat_map(Block::deltas).map(|data| delta(0, &data)));
+        events.push(closing(0));
+    } else {
+        events.push(start(envelope, &completion.usage));
+    }
+    for (index, block) in (usize::from(has_begun)..).zip(blocks) {
+        events.push(opening(index, &block));
+        events.extend(block.deltas().iter().map(|data| delta(index, data)));
+        events.push(closing(index));
     }
     let (reason, sequence) = stop_reason(completion);
-    let delta = json!({"stop_reason": reason, "stop_sequence": sequence});
-    events.push(event("message_delta", json!({"delta": delta, "usage": usage(completion)})).after_commit());
-    events.push(event("message_stop", json!({})).after_commit());
+    let end = json!({"stop_reason": reason, "stop_sequence": sequence});
+    events.push(event("message_delta", json!({"delta": end, "usage": usage(&completion.usage)})));
+    events.push(event("message_stop", json!({})));
     events
 }
 
-pub(super) fn ping() -> String {
-    event("ping", json!({})).encode()
+fn start(envelope: &Envelope, counts: &Usage) -> SseEvent {
+    let usage = usage(&Usage { completion_tokens: 0, ..*counts });
+    let start = WireMessage { envelope, content: Vec::new(), stop_reason: None, stop_sequence: None, usage };
+    let start = serde_json::to_value(&start).expect("the message has no content, and the rest is JSON");
+    event("message_start", json!({"message": start}))
+}
+
+fn opening(index: usize, block: &Block<'_>) -> SseEvent {
+    event("content_block_start", json!({"index": index, "content_block": block.opening()}))
+}
+
+fn delta(index: usize, data: &Value) -> SseEvent {
+    event("content_block_delta", json!({"index": index, "delta": data}))
+}
+
+fn closing(index: usize) -> SseEvent {
+    event("content_block_stop", json!({"index": index}))
 }
 
 pub(super) fn models(names: &[&str]) -> Vec<u8> {
@@ -237,7 +263,10 @@ fn assistant(content: &Item<'_>, warnings: &mut Vec<String>) -> Result<Message, 
         }
         Ok(())
     })?;
-    if !texts.is_empty() {
+    // A block that was opened while its answer was waited for may have stayed empty.
+    let had_text = !texts.is_empty();
+    texts.retain(|text| !text.is_empty());
+    if !texts.is_empty() || (had_text && message.tool_calls.is_empty()) {
         message.content = Content::Text(texts.join("\n"));
     }
     message.reasoning = Some(thoughts.join("\n")).filter(|text| !text.is_empty());
@@ -403,8 +432,7 @@ fn stop_reason(completion: &Completion) -> (&'static str, Option<&str>) {
 }
 
 /// Agents add the three input counts, so the cached ids are not in the first.
-fn usage(completion: &Completion) -> Value {
-    let usage = &completion.usage;
+fn usage(usage: &Usage) -> Value {
     let cached = usage.cached_tokens.unwrap_or(0).min(usage.prompt_tokens);
     json!({
         "input_tokens": usage.prompt_tokens - cached,

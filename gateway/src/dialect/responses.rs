@@ -97,28 +97,40 @@ pub(super) fn answer(completion: &Completion, envelope: &Envelope) -> Vec<u8> {
     finished(completion, envelope).to_string().into_bytes()
 }
 
-pub(super) fn events(completion: &Completion, envelope: &Envelope) -> Vec<SseEvent> {
-    let mut stream = Stream::default();
-    let begun = response(envelope, "in_progress", json!([]));
-    stream.push("response.created", json!({"response": begun}));
-    stream.push("response.in_progress", json!({"response": begun}));
+/// The event that begins an answer.
+pub(super) fn begin(envelope: &Envelope) -> SseEvent {
+    numbered("response.created", json!({"response": response(envelope, "in_progress", json!([]))}), 0)
+}
+
+/// An event of an answer that has begun, which adds nothing to it. `sent` events came before.
+pub(super) fn nothing(envelope: &Envelope, sent: usize) -> SseEvent {
+    numbered("response.in_progress", json!({"response": response(envelope, "in_progress", json!([]))}), sent)
+}
+
+/// All events of an answer behind the first ones, of which there were so many.
+pub(super) fn rest(completion: &Completion, envelope: &Envelope, sent: usize) -> Vec<SseEvent> {
+    let mut stream = Stream { sent, events: Vec::new() };
     for (index, item) in items(completion, envelope).into_iter().enumerate() {
         stream.item(index, &item);
     }
-    stream.after_commit = true;
     // Also where the bound of tokens cut the answer, which its status tells: Codex takes `response.incomplete` for a
     // broken stream and repeats the call.
     stream.push("response.completed", json!({"response": finished(completion, envelope)}));
     stream.events
 }
 
-/// The last event of a stream whose call failed.
-pub(super) fn failed(code: &str, message: &str, envelope: &Envelope) -> SseEvent {
+/// The last event of a stream whose call failed. `sent` events came before.
+pub(super) fn failed(code: &str, message: &str, envelope: &Envelope, sent: usize) -> SseEvent {
     let mut response = response(envelope, "failed", json!([]));
     response["error"] = json!({"code": code, "message": message});
-    let mut stream = Stream::default();
-    stream.push("response.failed", json!({"response": response}));
-    stream.events.remove(0)
+    numbered("response.failed", json!({"response": response}), sent)
+}
+
+/// An event with its number among all events of its answer.
+fn numbered(name: &'static str, mut data: Value, number: usize) -> SseEvent {
+    data["type"] = json!(name);
+    data["sequence_number"] = json!(number);
+    SseEvent::named(name, &data)
 }
 
 fn read_input(input: &Item<'_>, messages: &mut Vec<Message>, warnings: &mut Vec<String>) -> Result<(), DialectError> {
@@ -456,24 +468,18 @@ fn output_text(text: &str) -> Value {
     json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []})
 }
 
-/// Events with their numbers.
-#[derive(Default)]
+/// The events behind those that were sent.
 struct Stream {
+    sent: usize,
     events: Vec<SseEvent>,
-    after_commit: bool,
 }
 
 impl Stream {
-    fn push(&mut self, name: &'static str, mut data: Value) {
-        data["type"] = json!(name);
-        data["sequence_number"] = json!(self.events.len());
-        let event = SseEvent::named(name, &data);
-        self.events.push(if self.after_commit { event.after_commit() } else { event });
+    fn push(&mut self, name: &'static str, data: Value) {
+        self.events.push(numbered(name, data, self.sent + self.events.len()));
     }
 
     fn item(&mut self, index: usize, item: &OutputItem<'_>) {
-        // Agents run a tool as soon as they see its call.
-        self.after_commit |= matches!(item, OutputItem::Call { .. });
         self.push("response.output_item.added", json!({"output_index": index, "item": item.opening()}));
         let part = |place: &str, mut fields: Value| {
             fields["item_id"] = json!(item.id());

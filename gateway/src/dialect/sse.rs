@@ -11,23 +11,15 @@ pub struct SseEvent {
     pub event: Option<&'static str>,
     /// The data.
     pub data: String,
-    /// Whether the agent may act when it sees this event, or one before it: run a tool, or take the answer for
-    /// complete. The completion must be stored before.
-    pub after_commit: bool,
 }
 
 impl SseEvent {
     pub(super) fn unnamed(data: &Value) -> Self {
-        Self { event: None, data: data.to_string(), after_commit: false }
+        Self { event: None, data: data.to_string() }
     }
 
     pub(super) fn named(event: &'static str, data: &Value) -> Self {
         Self { event: Some(event), ..Self::unnamed(data) }
-    }
-
-    #[must_use]
-    pub(super) fn after_commit(self) -> Self {
-        Self { after_commit: true, ..self }
     }
 
     /// The event as it is written to the connection.
@@ -43,10 +35,4 @@ impl SseEvent {
         text.push('\n');
         text
     }
-}
-
-/// A comment, which every reader of events skips.
-#[must_use]
-pub fn keep_alive_comment() -> String {
-    ": keep-alive\n\n".to_owned()
 }

@@ -3,14 +3,16 @@
 use forebay_gateway::{
     Dialect,
     completion::{AssistantMessage, Finish, StopMatch},
-    dialect::Envelope,
+    dialect::{Envelope, Events},
     request::{Content, Role, ToolChoice},
 };
 use serde_json::{Value, json};
 
 use crate::{
     sse::read_events,
-    support::{answer, completion, envelope, events, field_of, full_message, parsed, parsed_text, refused},
+    support::{
+        answer, completion, envelope, events, field_of, full_message, late_events, parsed, parsed_text, refused,
+    },
 };
 
 const CHAT: Dialect = Dialect::Chat;
@@ -251,7 +253,7 @@ fn an_answer_has_what_engines_say_beside_its_text() {
         assert_eq!(answer["system_fingerprint"], "engine-1");
         assert_eq!(answer["usage"]["prompt_tokens_details"], json!({"cached_tokens": 2}));
         assert_eq!(answer["usage"]["completion_tokens_details"], json!({"reasoning_tokens": 1}));
-        let seen = read_events(CHAT, &events(CHAT, &stopped));
+        let seen = read_events(&events(CHAT, &stopped));
         let last = seen[seen.len() - 2].json();
         assert_eq!(last["choices"][0].get("stop_reason"), Some(&reason));
         assert_eq!(last["system_fingerprint"], "engine-1");
@@ -283,7 +285,7 @@ fn an_answer_that_is_sent_back_is_read_as_the_same_turn() {
 
 #[test]
 fn the_events_make_the_same_turn_as_the_answer() {
-    let seen = read_events(CHAT, &events(CHAT, &completion(full_message())));
+    let seen = read_events(&late_events(CHAT, &completion(full_message()), 2));
     let (mut content, mut reasoning, mut calls, mut finishes) = (String::new(), String::new(), Vec::new(), Vec::new());
     for event in &seen[..seen.len() - 1] {
         let chunk = event.json();
@@ -310,8 +312,8 @@ fn the_usage_is_streamed_if_it_was_asked_for() {
     let request = parsed(CHAT, &body(json!({"stream": true, "stream_options": {"include_usage": true}})));
     assert!(request.stream && request.stream_usage);
     let envelope = Envelope { stream_usage: request.stream_usage, ..envelope() };
-    let events: Vec<_> = CHAT.events(&completion(full_message()), &envelope).collect();
-    let seen = read_events(CHAT, &events);
+    let events: Vec<_> = Events::new(CHAT).answer(&completion(full_message()), &envelope);
+    let seen = read_events(&events);
     let last = seen[seen.len() - 2].json();
     assert_eq!(last["usage"]["completion_tokens"], 3);
     assert_eq!(last["choices"], json!([]));

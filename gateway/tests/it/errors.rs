@@ -1,6 +1,9 @@
 //! What agents are told when a call cannot be answered.
 
-use forebay_gateway::{Dialect, DialectError, dialect::ErrorReply};
+use forebay_gateway::{
+    Dialect, DialectError,
+    dialect::{ErrorReply, Events},
+};
 use serde_json::Value;
 
 use crate::{
@@ -87,13 +90,13 @@ fn errors_of_messages_have_anthropics_shape() {
     let long = body(&Dialect::Messages.error(&DialectError::too_long(300, 200)));
     assert_eq!(long["type"], "error");
     assert_eq!(long["error"]["message"], "prompt is too long: 300 tokens > 200 maximum");
-    let event = Dialect::Messages.error_event(&DialectError::Internal, &envelope());
+    let event = Events::new(Dialect::Messages).error(&DialectError::Internal, &envelope());
     assert_eq!(event.event, Some("error"));
 }
 
 #[test]
 fn an_error_in_a_stream_is_its_last_event() {
-    let event = Dialect::Chat.error_event(&DialectError::Internal, &envelope());
+    let event = Events::new(Dialect::Chat).error(&DialectError::Internal, &envelope());
     let seen = read(&event.encode());
     assert_eq!(seen.len(), 1);
     assert_eq!(seen[0].json()["error"]["code"], "internal");

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::{
     sse::{Seen, read_events},
-    support::{answer, completion, events, field_of, full_message, parsed, parsed_text, refused, tool_call},
+    support::{answer, completion, field_of, full_message, late_events, parsed, parsed_text, refused, tool_call},
 };
 
 const MESSAGES: Dialect = Dialect::Messages;
@@ -306,14 +306,41 @@ fn assemble(seen: &[Seen]) -> Value {
 
 #[test]
 fn the_events_make_the_same_message_as_the_answer() {
-    for message in [full_message(), AssistantMessage::default()] {
-        let completion = completion(message);
-        let seen = read_events(MESSAGES, &events(MESSAGES, &completion));
-        assert_eq!(assemble(&seen), answer(MESSAGES, &completion));
+    let text = AssistantMessage { content: Some("a".to_owned()), ..AssistantMessage::default() };
+    for (message, signs) in
+        [full_message(), text, AssistantMessage::default()].iter().flat_map(|message| [0, 1, 3].map(|n| (message, n)))
+    {
+        let completion = completion(message.clone());
+        let seen = read_events(&late_events(MESSAGES, &completion, signs));
+        let mut made = assemble(&seen);
+        // The text is in the block that was opened before anything was known, unless there are thoughts before it.
+        if signs > 0 && message.content.as_deref() != Some("a") {
+            let empty = made["content"].as_array_mut().expect("a list").remove(0);
+            assert_eq!(empty, json!({"type": "text", "text": ""}));
+        }
+        assert_eq!(made, answer(MESSAGES, &completion));
         assert_eq!(seen.last().and_then(|event| event.event.as_deref()), Some("message_stop"));
         assert_eq!(seen.iter().filter(|event| event.event.as_deref() == Some("message_stop")).count(), 1);
-        assert!(seen.iter().any(|event| event.event.as_deref() == Some("ping")), "keep-alives are pings");
     }
+}
+
+#[test]
+fn a_text_that_stayed_empty_is_no_part_of_a_turn() {
+    let blocks = |blocks: Value| {
+        let turn = json!([{"role": "user", "content": "q"}, {"role": "assistant", "content": blocks},
+            {"role": "user", "content": "r"}]);
+        match &parsed(MESSAGES, &body(turn)).messages[1].content {
+            Content::Text(text) => Some(text.clone()),
+            Content::Absent => None,
+            Content::Parts(parts) => panic!("{parts}"),
+        }
+    };
+    let (empty, call) =
+        (json!({"type": "text", "text": ""}), json!({"type": "tool_use", "id": "c", "name": "f", "input": {}}));
+    let thought = json!({"type": "thinking", "thinking": "t", "signature": ""});
+    assert_eq!(blocks(json!([empty, thought, {"type": "text", "text": "a"}])), Some("a".to_owned()));
+    assert_eq!(blocks(json!([empty, call])), None);
+    assert_eq!(blocks(json!([empty])), Some(String::new()));
 }
 
 #[test]

@@ -3,13 +3,17 @@
 use forebay_gateway::{
     Completion, Dialect,
     completion::{AssistantMessage, Finish},
+    dialect::Events,
     request::{Content, Message, Role, ToolChoice},
 };
 use serde_json::{Value, json};
 
 use crate::{
     sse::read_events,
-    support::{answer, completion, envelope, events, field_of, full_message, parsed, parsed_text, refused, tool_call},
+    support::{
+        answer, completion, envelope, events, field_of, full_message, late_events, parsed, parsed_text, refused,
+        tool_call,
+    },
 };
 
 const RESPONSES: Dialect = Dialect::Responses;
@@ -217,17 +221,18 @@ fn an_answer_that_was_cut_is_incomplete() {
     let answer = answer(RESPONSES, &cut);
     assert_eq!(answer["status"], "incomplete");
     assert_eq!(answer["incomplete_details"]["reason"], "max_output_tokens");
-    let seen = read_events(RESPONSES, &events(RESPONSES, &cut));
+    let seen = read_events(&events(RESPONSES, &cut));
     let last = seen.last().expect("there are events");
     assert_eq!((last.event.as_deref(), &last.json()["response"]), (Some("response.completed"), &answer));
 }
 
 #[test]
 fn the_events_make_the_same_answer() {
-    for message in [full_message(), AssistantMessage::default()] {
-        let completion = completion(message);
+    for (message, signs) in [full_message(), AssistantMessage::default()].iter().flat_map(|m| [0, 1, 3].map(|n| (m, n)))
+    {
+        let completion = completion(message.clone());
         let answer = answer(RESPONSES, &completion);
-        let seen = read_events(RESPONSES, &events(RESPONSES, &completion));
+        let seen = read_events(&late_events(RESPONSES, &completion, signs));
         let mut output = Vec::new();
         let mut deltas = String::new();
         for (number, event) in seen.iter().enumerate() {
@@ -271,7 +276,7 @@ fn an_answer_that_is_sent_back_is_read_as_the_same_turn() {
 #[test]
 fn a_failed_call_is_told_in_the_stream() {
     let error = forebay_gateway::DialectError::too_long(300, 200);
-    let event = RESPONSES.error_event(&error, &envelope());
+    let event = Events::new(RESPONSES).error(&error, &envelope());
     assert_eq!(event.event, Some("response.failed"));
     let data: Value = serde_json::from_str(&event.data).expect("data is JSON");
     assert_eq!(data["response"]["status"], "failed");

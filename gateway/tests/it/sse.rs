@@ -64,10 +64,9 @@ pub(crate) fn read(text: &str) -> Vec<Seen> {
     reader.seen
 }
 
-/// Reads events that are written with a keep-alive before each.
-pub(crate) fn read_events(dialect: Dialect, events: &[SseEvent]) -> Vec<Seen> {
-    let written: String = events.iter().map(|event| dialect.keep_alive() + &event.encode()).collect();
-    read(&written)
+/// Reads events.
+pub(crate) fn read_events(events: &[SseEvent]) -> Vec<Seen> {
+    read(&events.iter().map(SseEvent::encode).collect::<String>())
 }
 
 #[test]
@@ -84,7 +83,7 @@ fn characters_of_several_bytes_survive_any_split() {
 
 #[test]
 fn data_with_line_breaks_stays_one_event() {
-    let event = SseEvent { event: Some("x"), data: "{\n\"a\": 1\n}".to_owned(), after_commit: false };
+    let event = SseEvent { event: Some("x"), data: "{\n\"a\": 1\n}".to_owned() };
     let seen = read(&event.encode());
     assert_eq!(seen.len(), 1);
     assert_eq!(seen[0].json()["a"], 1);

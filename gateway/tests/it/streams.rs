@@ -1,8 +1,11 @@
 //! What the events of all dialects have in common.
 
-use forebay_gateway::{completion::AssistantMessage, dialect::SseEvent};
+use forebay_gateway::{
+    DialectError,
+    dialect::{Events, SseEvent},
+};
 
-use crate::support::{DIALECTS, completion, events, full_message};
+use crate::support::{DIALECTS, completion, envelope, full_message, late_events};
 
 /// Whether a client may do something because of this event.
 fn invites_action(event: &SseEvent) -> bool {
@@ -20,31 +23,32 @@ fn invites_action(event: &SseEvent) -> bool {
 }
 
 #[test]
-fn nothing_that_an_agent_acts_on_comes_before_the_commit() {
-    let text = AssistantMessage { content: Some("a".to_owned()), ..AssistantMessage::default() };
+fn a_sign_of_life_is_an_event_that_nobody_acts_on() {
     for dialect in DIALECTS {
-        for completion in
-            [completion(full_message()), completion(text.clone()), completion(AssistantMessage::default())]
-        {
-            let events = events(dialect, &completion);
-            let first = events.iter().position(|event| event.after_commit).expect("the end waits for the commit");
-            assert!(first > 0, "{dialect:?}: something can be sent before");
-            assert!(events[first..].iter().all(|event| event.after_commit), "{dialect:?}");
-            for event in &events[..first] {
-                assert!(!invites_action(event), "{dialect:?}: {event:?}");
+        let mut events = Events::new(dialect);
+        for _ in 0..3 {
+            let signs = events.alive(&envelope());
+            assert!(!signs.is_empty(), "{dialect:?}");
+            for sign in signs {
+                assert!(!invites_action(&sign), "{dialect:?}: {sign:?}");
+                assert!(sign.event != Some("ping"), "clients do not count it");
             }
         }
+        let last = events.error(&DialectError::Internal, &envelope());
+        assert!(!invites_action(&last), "{dialect:?}: {last:?}");
     }
 }
 
 #[test]
 fn the_last_event_is_there_once_and_last() {
     for dialect in DIALECTS {
-        let events = events(dialect, &completion(full_message()));
-        let is_last = |event: &SseEvent| {
-            event.data == "[DONE]" || matches!(event.event, Some("message_stop" | "response.completed"))
-        };
-        let places: Vec<usize> = (0..events.len()).filter(|&place| is_last(&events[place])).collect();
-        assert_eq!(places, [events.len() - 1], "{dialect:?}");
+        for signs in [0, 1, 3] {
+            let events = late_events(dialect, &completion(full_message()), signs);
+            let is_last = |event: &SseEvent| {
+                event.data == "[DONE]" || matches!(event.event, Some("message_stop" | "response.completed"))
+            };
+            let places: Vec<usize> = (0..events.len()).filter(|&place| is_last(&events[place])).collect();
+            assert_eq!(places, [events.len() - 1], "{dialect:?}");
+        }
     }
 }

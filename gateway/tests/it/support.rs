@@ -5,7 +5,7 @@ use std::time::Duration;
 use forebay_gateway::{
     Completion, Dialect, DialectError, Request, Upstream, UpstreamError,
     completion::{AssistantMessage, Finish, StopMatch, ToolCall, Usage, VersionSpan},
-    dialect::{Envelope, SseEvent},
+    dialect::{Envelope, Events, SseEvent},
     engine::{EngineKind, FakeEngine},
     upstream::{Answered, EngineCall, Sampling, UpstreamOptions},
 };
@@ -79,7 +79,17 @@ pub(crate) fn tool_call(id: &str, name: &str, arguments: &str) -> ToolCall {
 
 /// The events of an answer.
 pub(crate) fn events(dialect: Dialect, completion: &Completion) -> Vec<SseEvent> {
-    dialect.events(completion, &envelope()).collect()
+    late_events(dialect, completion, 0)
+}
+
+/// The events of an answer before which there were so many signs of life.
+pub(crate) fn late_events(dialect: Dialect, completion: &Completion, signs: usize) -> Vec<SseEvent> {
+    let mut events = Events::new(dialect);
+    let mut seen: Vec<_> = (0..signs).flat_map(|_| events.alive(&envelope())).collect();
+    // An answer that has begun keeps its id.
+    let id = if signs > 0 { "repeated".to_owned() } else { envelope().id };
+    seen.extend(events.answer(completion, &Envelope { id, ..envelope() }));
+    seen
 }
 
 /// The answer as JSON.
