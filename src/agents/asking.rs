@@ -48,7 +48,7 @@ impl Call {
             biased;
             () = self.permit.cancelled() => Err(DialectError::Closed { why: "it has ended or is ending".to_owned() }),
             refused = self.session_ended() => Err(refused),
-            asked = self.ask_in_time(route, policy, prompt) => asked,
+            asked = self.ask(route, policy, prompt) => asked,
         }
     }
 
@@ -65,30 +65,14 @@ impl Call {
         }
     }
 
-    /// Has the engine answer before the client gives up. A client of events waits as long as it sees signs of life.
-    async fn ask_in_time(
-        &self,
-        route: &Route,
-        policy: Option<&SessionPolicy>,
-        prompt: Option<&[i32]>,
-    ) -> Result<Asked, DialectError> {
-        if self.request.stream {
-            return self.ask(route, policy, prompt, None).await;
-        }
-        let until = self.times.answer_by;
-        let asking = self.ask(route, policy, prompt, Some(until));
-        tokio::time::timeout_at(until.into(), asking).await.unwrap_or_else(|_| {
-            Err(DialectError::Busy { why: "the engine has not answered yet".to_owned(), retry_after_s: 1 })
-        })
-    }
-
     async fn ask(
         &self,
         route: &Route,
         policy: Option<&SessionPolicy>,
         prompt: Option<&[i32]>,
-        until: Option<Instant>,
     ) -> Result<Asked, DialectError> {
+        // A client of events waits as long as it sees signs of life. While an engine works, nobody is answered early.
+        let until = (!self.request.stream).then_some(self.times.answer_by);
         let metrics = self.agents.metrics();
         let mut max_tokens = self.request.max_tokens_within(self.room());
         let mut next = policy.map_or(0, |policy| policy.current_version.0);

@@ -56,8 +56,9 @@ pub(super) struct Call {
     /// The request as it is compared with the calls before. `None` if the call is not recorded.
     canonical: Option<Canonical>,
     pub(super) permit: Arc<CallPermit>,
-    digest: [u8; 32],
-    retry_count: u32,
+    pub(super) digest: [u8; 32],
+    /// How often the client says that it has repeated the call; `None` if it says nothing about repeats.
+    retry_count: Option<u32>,
     agent: Option<AgentLabel>,
     pub(super) id: String,
     created_s: u64,
@@ -122,9 +123,9 @@ impl Call {
         for warning in &request.warnings {
             tracing::debug!(warning, "a part of a call was left out");
         }
-        let (agent, retry_count) = (AgentLabel::of(headers), number(headers, "x-stainless-retry-count").unwrap_or(0));
+        let (agent, retry_count) = (AgentLabel::of(headers), number(headers, "x-stainless-retry-count"));
         let label = agent.as_ref().map(AgentLabel::as_str);
-        let canonical = canonical.map(|canonical| canonical.sent_by(label, retry_count > 0));
+        let canonical = canonical.map(|canonical| canonical.sent_by(label, retry_count > Some(0)));
         let began = agents.buffer().now();
         let id = Uuid::now_v7().simple().to_string();
         tracing::Span::current().record("call.id", &id);
@@ -223,7 +224,7 @@ impl Call {
     /// The recorded answer, if the client says that it repeats the call.
     async fn replay(&self) -> Result<Option<Answer>, DialectError> {
         let buffer = self.agents.buffer();
-        let found = buffer.replay(&self.permit, self.dialect.name(), self.digest, self.retry_count).await;
+        let found = buffer.replay(&self.permit, self.dialect.name(), self.digest, self.retries()).await;
         let Some(Replayed { call, response, .. }) = found.map_err(refusal::of)? else { return Ok(None) };
         let read = work::run(response.len(), || serde_json::from_str(&response)).await;
         let stored: StoredAnswer<'_> = read.map_err(|error| {
@@ -280,7 +281,7 @@ impl Call {
             stopped_on_token: completion.stopped_on_token(),
             special_tokens: prompt.map_or(0, |prompt| prompt.special_tokens),
             body_digest: self.digest,
-            retry_count: self.retry_count,
+            retry_count: self.retries(),
             started_at: Some(self.began),
             prompt: std::mem::take(&mut completion.prompt_tokens),
             ids: std::mem::take(&mut completion.tokens),
@@ -322,6 +323,20 @@ impl Call {
         tracing::debug!(call.seq = recorded.seq, "a call was recorded");
         let envelope = self.own_envelope();
         Ok(Answer { completion, envelope, recorded: Some(recorded.call_pk) })
+    }
+
+    fn retries(&self) -> u32 {
+        self.retry_count.unwrap_or(0)
+    }
+
+    /// Whether the client says that it repeats a call.
+    pub(super) fn is_repeat(&self) -> bool {
+        self.retries() > 0
+    }
+
+    /// Whether the client counts its repeats, so that it may repeat this call.
+    pub(super) fn client_repeats(&self) -> bool {
+        self.retry_count.is_some()
     }
 
     /// The bytes of the budget that the body holds.

@@ -30,6 +30,7 @@ mod counting;
 mod exact;
 mod histories;
 mod listener;
+mod orphans;
 mod refusal;
 mod teachers;
 mod upstreams;
@@ -74,6 +75,7 @@ struct Shared {
     metrics: Arc<Metrics>,
     options: AgentOptions,
     histories: histories::Histories,
+    orphans: orphans::Orphans,
     /// Bytes of bodies.
     bytes: Budget,
     draining: watch::Sender<bool>,
@@ -96,6 +98,10 @@ impl Agents {
         &self.0.histories
     }
 
+    fn orphans(&self) -> &orphans::Orphans {
+        &self.0.orphans
+    }
+
     fn options(&self) -> &AgentOptions {
         &self.0.options
     }
@@ -115,6 +121,7 @@ impl Agents {
             metrics,
             options,
             histories: histories::none(),
+            orphans: orphans::Orphans::default(),
             bytes,
             draining: watch::Sender::new(false),
         }))

@@ -30,7 +30,10 @@ async fn events_show_signs_of_life_while_the_engine_works() {
         for _ in 0..2 {
             let chunk = tokio::time::timeout(PATIENCE, response.chunk()).await.expect("a sign of life comes");
             let chunk = chunk.expect("the connection holds").expect("the stream goes on");
-            seen.push_str(std::str::from_utf8(&chunk).expect("events are text"));
+            let sign = std::str::from_utf8(&chunk).expect("events are text");
+            // Clients that end silent streams count events, and neither comments nor pings.
+            assert!(sign.contains("data: {") && !sign.contains("ping"), "{sign}");
+            seen.push_str(sign);
         }
         assert!(agent.turns(&app).await.is_empty(), "nothing is recorded yet");
         app.engine.switch(|switches| switches.stall = false);
@@ -181,18 +184,74 @@ async fn a_call_that_waited_for_too_long_may_be_repeated() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_client_that_says_how_long_it_waits_is_answered_before() {
+async fn a_client_that_says_how_long_it_waits_is_answered_before_unless_the_engine_works() {
     let app = start(600).await;
     let agent = Agent::open(&app, json!({})).await;
-    app.engine.switch(|switches| switches.stall = true);
+    app.engine.switch(|switches| switches.failures = Some((1000, 503, String::new())));
     let body = Dialect::Chat.body(&["Hello.".to_owned()], false);
     for (header, value) in [("x-stainless-read-timeout", "2.0"), ("x-stainless-timeout", "2")] {
         let request = agent.request(Dialect::Chat, &body).header(header, value).timeout(PATIENCE);
         let (status, retry, _) = error(request.send().await.expect("the listener answers")).await;
         assert_eq!((status.as_u16(), retry), (503, Some(true)));
     }
+    app.engine.switch(|switches| (switches.failures, switches.stall) = (None, true));
+    let request = agent.request(Dialect::Chat, &body).header("x-stainless-read-timeout", "2");
+    let error = request.timeout(Duration::from_secs(2)).send().await.expect_err("the engine works on it");
+    assert!(error.is_timeout(), "{error}");
+    app.engine.wait(|log| log.abandoned == 1).await;
+    app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_repeat_gets_the_answer_to_the_call_whose_client_gave_up() {
+    let app = start(600).await;
+    let models = json!({"m": {"policy": "default"}, "frozen": {"policy": null}});
+    let agent = Agent::open(&app, json!({"models": models})).await;
+    for (dialect, model) in DIALECTS.map(|dialect| (dialect, "m")).into_iter().chain([(Dialect::Chat, "frozen")]) {
+        let (before, turns) = (app.engine.log().calls().count(), agent.turns(&app).await.len());
+        app.engine.switch(|switches| switches.stall = true);
+        let mut body = dialect.body(&[format!("Think for minutes, {dialect:?}.")], false);
+        body["model"] = model.into();
+        let request = |count: &str| agent.request(dialect, &body).header("x-stainless-retry-count", count);
+        // It gives up twice, each time after the engine was asked.
+        for count in ["0", "1"] {
+            let call = tokio::spawn(request(count).send());
+            app.engine.wait(|log| log.calls().count() == before + 1).await;
+            eventually("the call", || async { metric(&app, "forebay_agent_calls_in_flight").await >= Some(1.0) }).await;
+            call.abort();
+        }
+        let repeat = tokio::spawn(request("2").send());
+        app.engine.switch(|switches| switches.stall = false);
+        let answer = success(repeat.await.expect("the task goes on").expect("the listener answers")).await;
+        assert!(!dialect.text(&answer).is_empty());
+        assert_eq!(app.engine.log().calls().count(), before + 1, "the engine was asked once");
+        assert_eq!(agent.turns(&app).await.len(), turns + usize::from(model == "m"));
+    }
+    assert_eq!(app.engine.log().abandoned, 0);
+    let ended = agent.finish(&app, 1.0).await;
+    let dropped = ended["assembly"]["dropped"].as_object().expect("counts");
+    assert!(dropped.values().all(|count| *count == 0), "{dropped:?}");
+    app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_call_that_nobody_repeats_ends() {
+    let app = start(600).await;
+    let (left, ended) = (Agent::open(&app, json!({})).await, Agent::open(&app, json!({})).await);
+    app.engine.switch(|switches| switches.stall = true);
+    let body = Dialect::Chat.body(&["Hello.".to_owned()], false);
+    for agent in [&left, &ended] {
+        let stalled = app.engine.log().stalled;
+        let request = agent.request(Dialect::Chat, &body).header("x-stainless-retry-count", "0");
+        let call = tokio::spawn(request.send());
+        app.engine.wait(|log| log.stalled > stalled).await;
+        call.abort();
+    }
+    // The end of a session does not wait for repeats.
+    app.post(&format!("/sessions/{}/abort", ended.id()), json!({"reason": "enough"})).await.expect(200);
+    app.engine.wait(|log| log.abandoned == 1).await;
     app.engine.wait(|log| log.abandoned == 2).await;
-    app.engine.switch(|switches| switches.stall = false);
+    assert!(left.turns(&app).await.is_empty());
     app.finish().await;
 }
 
