@@ -10,7 +10,8 @@
 //! 2. [`structure`] says what the body costs, before anything is built of it.
 //! 3. [`dialect`] parses the body into one [`Request`], whatever the dialect. At the end it writes the answer, as a
 //!    body or as events.
-//! 4. [`upstream`] sends the request to an engine, checks the answer, and returns a [`Completion`].
+//! 4. [`system`] changes system messages that the chat template of the model does not take.
+//! 5. [`upstream`] sends the request to an engine, checks the answer, and returns a [`Completion`].
 //!
 //! [`canonical`] compares the requests of a session with the calls before them. It finds the call that a request
 //! continues, and says why one does not.
@@ -38,6 +39,7 @@ pub mod exact;
 pub mod lineage;
 pub mod request;
 pub mod structure;
+pub mod system;
 #[cfg(feature = "template")]
 pub mod template;
 pub mod upstream;

@@ -114,11 +114,12 @@ impl Call {
             if is_recorded {
                 request = request.recorded()?;
             }
-            let canonical = is_recorded.then(|| Canonical::of(&request));
-            Ok::<_, DialectError>((*blake3::hash(&bytes).as_bytes(), request, canonical))
+            Ok::<_, DialectError>((*blake3::hash(&bytes).as_bytes(), request, is_recorded))
         };
-        let (digest, request, canonical) = work::run(length, parse).await?;
+        let (digest, request, is_recorded) = work::run(length, parse).await?;
         drop(bytes);
+        let request = agents.upstreams().adapted(&permit, request).await;
+        let canonical = work::run(length, || is_recorded.then(|| Canonical::of(&request))).await;
         check_name(&request.model).map_err(|why| DialectError::Invalid { field: "model".to_owned(), why })?;
         for warning in &request.warnings {
             tracing::debug!(warning, "a part of a call was left out");
@@ -156,9 +157,7 @@ impl Call {
         }
         let model = &self.request.model;
         let policy = self.permit.policy(model).map_err(|error| refusal::of(error.into()))?;
-        let upstreams = self.agents.upstreams();
-        let route = policy.map_or_else(|| upstreams.of_model(model), |policy| upstreams.of_policy(&policy.policy));
-        let route = route.map_err(|error| no_upstream(&error))?;
+        let route = self.agents.upstreams().of_call(model, policy).map_err(|error| no_upstream(&error))?;
         self.agents.buffer().check_room(&self.permit).await.map_err(refusal::of)?;
         if policy.is_some() {
             route.check_scale(self.permit.sampling())?;

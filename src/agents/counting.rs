@@ -27,15 +27,12 @@ pub(super) async fn prompt_tokens(agents: &Agents, permit: &CallPermit, body: &R
 }
 
 async fn rendered(agents: &Agents, permit: &CallPermit, body: &ReadBody) -> Result<Option<u64>, DialectError> {
-    let parse = || {
-        let request = Dialect::Messages.parse(&body.bytes)?.recorded()?;
-        let canonical = Canonical::of(&request);
-        Ok::<_, DialectError>((request, canonical))
-    };
-    let (request, canonical) = work::run(body.bytes.len(), parse).await?;
+    let length = body.bytes.len();
+    let request = work::run(length, || Dialect::Messages.parse(&body.bytes)?.recorded()).await?;
+    let request = agents.upstreams().adapted(permit, request).await;
+    let canonical = work::run(length, || Canonical::of(&request)).await;
     let Ok(policy) = permit.policy(&request.model) else { return Ok(None) };
-    let upstreams = agents.upstreams();
-    let route = policy.map_or_else(|| upstreams.of_model(&request.model), |policy| upstreams.of_policy(&policy.policy));
+    let route = agents.upstreams().of_call(&request.model, policy);
     let Some(exact) = route.ok().and_then(|route| route.exact.as_ref().map(Arc::clone)) else { return Ok(None) };
     let continued = match policy {
         Some(policy) => call::continued(agents, permit, policy, &canonical, Purpose::Count).await?.continued,

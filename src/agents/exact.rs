@@ -7,6 +7,7 @@ use forebay_gateway::{
     cancel::Cancellation,
     canonical::Continued,
     exact::{Bounds, Difference, ExactError, Family, Renderer, RendererOptions},
+    system::LaterSystem,
     upstream::{EngineKind, ExactPrompt, probe::probe_request},
 };
 
@@ -86,6 +87,11 @@ impl Exact {
     /// The text of ids with special tokens.
     pub(super) fn whole_text(&self, ids: &[i32]) -> String {
         self.renderer.decode_whole(ids)
+    }
+
+    /// What becomes of system messages behind the first message.
+    pub(super) fn later_system(&self) -> LaterSystem {
+        self.renderer.self_test().later_system
     }
 
     /// The request that an engine is probed with, and the ids of its prompt.

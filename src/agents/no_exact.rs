@@ -4,6 +4,7 @@ use forebay_gateway::{
     DialectError, Request,
     cancel::Cancellation,
     canonical::Continued,
+    system::LaterSystem,
     upstream::{EngineKind, ExactPrompt, Upstream, UpstreamError},
 };
 
@@ -35,6 +36,10 @@ impl Exact {
     }
 
     pub(super) fn whole_text(&self, _: &[i32]) -> String {
+        match *self {}
+    }
+
+    pub(super) fn later_system(&self) -> LaterSystem {
         match *self {}
     }
 

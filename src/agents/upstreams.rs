@@ -4,11 +4,19 @@
 //! only if all its engines are ready: an engine whose answers cannot be recorded would otherwise be noticed after hours of
 //! rollouts.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use forebay_client::wire;
 use forebay_gateway::{
-    DialectError, Upstream,
+    DialectError, Request, Upstream,
+    system::LaterSystem,
     upstream::{
         EngineKind, Secret, SpecialTokensInText, UpstreamOptions,
         probe::{LogprobScale, Verdict},
@@ -24,7 +32,8 @@ use crate::{
     access::globs::PolicyGlobs,
     buffer::{
         ids::PolicyName,
-        session::{ANY_MODEL, SessionSpec},
+        port::SessionPolicy,
+        session::{ANY_MODEL, CallPermit, SessionSpec},
     },
     metrics::Metrics,
 };
@@ -57,6 +66,9 @@ pub struct UpstreamConfig {
     pub models: Vec<String>,
     /// What renders prompts in the mode exact; none in the mode observe.
     pub exact: Option<ExactConfig>,
+    /// What becomes of system messages behind the first message; if absent, a test of the template or a probe of the
+    /// engine finds out what it takes.
+    pub later_system: Option<LaterSystem>,
     /// A file with the engine's key.
     pub key_file: Option<PathBuf>,
     /// A file with the certificates to trust.
@@ -144,6 +156,9 @@ pub(super) struct Route {
     pub(super) model: String,
     /// What renders its prompts in the mode exact.
     pub(super) exact: Option<Arc<Exact>>,
+    later_system: Option<LaterSystem>,
+    /// Whether the last probe found that the engine takes only one system message.
+    takes_one_system: AtomicBool,
     policies: Option<PolicyGlobs>,
     models: Vec<String>,
     readiness: watch::Sender<Readiness>,
@@ -205,6 +220,8 @@ impl UpstreamConfig {
         Ok(Route {
             upstream,
             model: self.model,
+            later_system: self.later_system.or_else(|| exact.as_ref().map(|exact| exact.later_system())),
+            takes_one_system: AtomicBool::new(false),
             exact,
             policies: self.policies,
             models: self.models,
@@ -240,6 +257,21 @@ impl Upstreams {
     pub(super) fn of_model(&self, model: &str) -> Result<Arc<Route>, NoUpstream> {
         self.find(|route| route.models.iter().any(|name| name == model || name == ANY_MODEL))
             .ok_or_else(|| NoUpstream::Unrouted { what: format!("model `{model}`") })
+    }
+
+    /// The engine of a call: that of its policy, or of its model if it is not recorded.
+    pub(super) fn of_call(&self, model: &str, policy: Option<&SessionPolicy>) -> Result<Arc<Route>, NoUpstream> {
+        policy.map_or_else(|| self.of_model(model), |policy| self.of_policy(&policy.policy))
+    }
+
+    /// The request with the messages that the template of its engine's model takes. A request without an engine is refused
+    /// later.
+    pub(super) async fn adapted(&self, permit: &CallPermit, request: Request) -> Request {
+        let policy = permit.policy(&request.model);
+        match policy.map(|policy| self.of_call(&request.model, policy)) {
+            Ok(Ok(route)) => route.adapted(request).await,
+            _ => request,
+        }
     }
 
     /// Whether the service renders the prompts of any engine.
@@ -304,6 +336,20 @@ impl Route {
     /// Waits for the first probe, which finds out where ids are sent. A session may be older than this process.
     pub(super) async fn await_probe(&self) {
         self.probed(Instant::now() + FIRST_PROBE_WAIT).await;
+    }
+
+    /// The request with the messages that the model's template takes. It is recorded like this, because this is what the
+    /// model reads.
+    async fn adapted(&self, request: Request) -> Request {
+        let later = match self.later_system {
+            Some(later) => later,
+            None => {
+                self.await_probe().await;
+                let takes_one = self.takes_one_system.load(Ordering::Relaxed);
+                if takes_one { LaterSystem::User } else { LaterSystem::Keep }
+            }
+        };
+        later.applied(request)
     }
 
     /// Refuses a call whose log-probabilities would not be those of the policy. An engine may have been restarted with
@@ -371,6 +417,18 @@ impl Route {
         self.readiness.send_replace(found);
     }
 
+    /// Notes which system messages the engine takes.
+    fn found(&self, later: LaterSystem) {
+        let takes_one = later == LaterSystem::User;
+        if self.takes_one_system.swap(takes_one, Ordering::Relaxed) != takes_one {
+            tracing::info!(
+                upstream.name = self.name(),
+                takes_one,
+                "the engine takes other system messages than before"
+            );
+        }
+    }
+
     async fn examine(&self) -> Examined {
         if self.policies.is_none() {
             // Nothing that it answers is recorded.
@@ -393,6 +451,12 @@ impl Route {
             match exact.compare(&self.upstream, &self.model).await {
                 Ok(None) => {}
                 Ok(Some(why)) => return Examined::Known(Readiness::NotReady { why }),
+                Err(error) => return Examined::Silent { why: error.to_string() },
+            }
+        }
+        if self.later_system.is_none() {
+            match self.upstream.probe_later_system(&self.model).await {
+                Ok(later) => self.found(later),
                 Err(error) => return Examined::Silent { why: error.to_string() },
             }
         }

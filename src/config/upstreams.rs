@@ -6,7 +6,10 @@ use std::{
 };
 
 use forebay_client::wire::Violation;
-use forebay_gateway::upstream::{EngineKind, Parsers, SpecialTokensInText, UpstreamOptions, check_pass};
+use forebay_gateway::{
+    system::LaterSystem,
+    upstream::{EngineKind, Parsers, SpecialTokensInText, UpstreamOptions, check_pass},
+};
 use serde::Deserialize;
 
 use super::collect;
@@ -38,6 +41,7 @@ struct Entry {
     reasoning_parser: Option<String>,
     pass: Vec<String>,
     special_tokens_in_text: Option<SpecialTokens>,
+    later_system: Option<Later>,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]
@@ -73,6 +77,23 @@ impl SpecialTokens {
             Self::Allow => SpecialTokensInText::Allow,
             Self::Escape => SpecialTokensInText::Escape,
             Self::Refuse => SpecialTokensInText::Refuse,
+        }
+    }
+}
+
+/// What becomes of system messages behind the first message.
+#[derive(Clone, Copy, Debug, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Later {
+    Keep,
+    User,
+}
+
+impl Later {
+    fn system(self) -> LaterSystem {
+        match self {
+            Self::Keep => LaterSystem::Keep,
+            Self::User => LaterSystem::User,
         }
     }
 }
@@ -222,6 +243,7 @@ fn upstream(
         policies: policies.ok()?,
         models: entry.models,
         exact,
+        later_system: entry.later_system.map(Later::system),
         key_file: entry.key_file,
         ca_file: entry.ca_file,
     })

@@ -119,6 +119,10 @@ impl ChatRequest {
         if self.stream {
             return Some("the fake engine does not stream".to_owned());
         }
+        let is_later = |message: &WireMessage| message.role == "system";
+        if switches.one_system && self.input_ids.is_none() && self.messages.iter().skip(1).any(is_later) {
+            return Some("System message must be at the beginning.".to_owned());
+        }
         let prompt = self.prompt();
         if self.input_ids.is_some()
             && !self.messages.is_empty()

@@ -8,6 +8,7 @@ use crate::{
     completion::ToolCall,
     json,
     request::{Content, Message, Request, Role, Tool},
+    system::{self, LaterSystem},
 };
 
 /// How much of both texts is shown where they differ.
@@ -21,6 +22,8 @@ pub struct SelfTest {
     /// Where a longer conversation does not begin with the prompt of a shorter one, if it does not. This is where an
     /// engine that renders every prompt anew breaks a conversation.
     pub difference: Option<Difference>,
+    /// What becomes of system messages behind the first message, so that the template renders them.
+    pub later_system: LaterSystem,
 }
 
 /// Where two texts differ.
@@ -38,7 +41,7 @@ pub(super) fn run(renderer: &Renderer) -> Result<SelfTest, ExactError> {
     for (has_system, has_tools) in [(true, true), (false, true), (true, false), (false, false)] {
         match check(renderer, has_system, has_tools) {
             Err(ExactError::Template(error)) => refusal = refusal.or(Some(error)),
-            outcome => return outcome,
+            outcome => return Ok(SelfTest { later_system: later_system(renderer), ..outcome? }),
         }
     }
     Err(refusal.map_or_else(|| ExactError::SelfTest("no conversation was rendered".to_owned()), ExactError::Template))
@@ -124,7 +127,23 @@ fn check(renderer: &Renderer, has_system: bool, has_tools: bool) -> Result<SelfT
             )));
         }
     }
-    Ok(SelfTest { has_tools, difference: difference(&whole(second)?, &whole(third)?) })
+    let difference = difference(&whole(second)?, &whole(third)?);
+    Ok(SelfTest { has_tools, difference, later_system: LaterSystem::default() })
+}
+
+/// How a template renders all system messages. One that renders none in either way gets them as they are, because its
+/// refusal tells the agent what is wrong.
+fn later_system(renderer: &Renderer) -> LaterSystem {
+    let renders_all = |later: &LaterSystem| {
+        let request = later.applied(system::conversation());
+        let never = Cancellation::default();
+        let texts = &renderer.special().marked();
+        let setting = Setting { request: &request, clock_s: 0, texts, bounds: Bounds::none(&never) };
+        renderer
+            .render(&setting, &request.messages)
+            .is_ok_and(|text| system::TEXTS.iter().all(|rule| text.contains(rule)))
+    };
+    [LaterSystem::Keep, LaterSystem::User].into_iter().find(renders_all).unwrap_or_default()
 }
 
 /// Where a longer text does not begin with a shorter one.

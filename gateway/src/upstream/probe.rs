@@ -13,7 +13,10 @@ use super::{
     exact::{self, ExactPrompt, Way},
     models::Contradiction,
 };
-use crate::request::{Message, Request, Role, Tool};
+use crate::{
+    request::{Message, Request, Role, Tool},
+    system::{self, LaterSystem},
+};
 
 /// Prompts whose next token most models are fairly sure of, but not certain.
 const PROMPTS: [&str; 6] = [
@@ -264,6 +267,22 @@ impl Upstream {
             }
         }
         Ok(LogprobScale::Scaled)
+    }
+
+    /// How the engine takes a conversation with several system messages. An engine that refuses it in both forms is left
+    /// to tell the agent what is wrong. The engine's template may also leave messages out, which this does not find out.
+    pub async fn probe_later_system(&self, model: &str) -> Result<LaterSystem, UpstreamError> {
+        let workers: Vec<usize> = (0..self.options().urls.len()).collect();
+        for later in [LaterSystem::Keep, LaterSystem::User] {
+            let request = later.applied(system::conversation());
+            let call = call(&request, model, 1.0);
+            match self.answer(&call, &probe_id(), Wanted::Recording, &workers, &mut 0).await {
+                Ok(_) => return Ok(later),
+                Err(UpstreamError::Refused { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(LaterSystem::default())
     }
 
     /// One prompt is not believed: what an engine reports may depend on what it happened to sample.

@@ -3,6 +3,7 @@
 use forebay_gateway::{
     Upstream,
     engine::{EngineKind, FakeEngine, IdFault, LogprobFault},
+    system::LaterSystem,
     upstream::{
         Sampling, Secret, UpstreamOptions,
         probe::{LogprobScale, Verdict},
@@ -217,4 +218,19 @@ async fn probes_have_ids_of_their_own() {
     let ids: std::collections::BTreeSet<String> =
         log.calls().map(|call| call.json()["rid"].as_str().expect("an id").to_owned()).collect();
     assert_eq!(ids.len(), log.calls().count());
+}
+
+#[tokio::test]
+async fn a_probe_finds_out_which_system_messages_the_engine_takes() {
+    for kind in KINDS {
+        let (engine, upstream) = start(kind).await;
+        assert_eq!(upstream.probe_later_system("fake").await, Ok(LaterSystem::Keep), "{kind:?}");
+        engine.switch(|switches| switches.one_system = true);
+        assert_eq!(upstream.probe_later_system("fake").await, Ok(LaterSystem::User), "{kind:?}");
+        // An engine that refuses all system messages says so to the agent.
+        engine.switch(|switches| switches.failures = Some((2, 400, r#"{"message": "no system"}"#.to_owned())));
+        assert_eq!(upstream.probe_later_system("fake").await, Ok(LaterSystem::Keep), "{kind:?}");
+        engine.switch(|switches| switches.failures = Some((1, 503, r#"{"message": "paused"}"#.to_owned())));
+        upstream.probe_later_system("fake").await.expect_err("a paused engine says nothing about its template");
+    }
 }

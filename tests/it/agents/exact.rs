@@ -14,12 +14,17 @@ use super::{
 use crate::support::{Backend, TestApp, eventually, text};
 
 /// A service in the mode exact, and the folder with the tokenizer and template of the fake engine.
-async fn start(backend: Backend, engine: &FakeEngine, kind: &str) -> (TestApp, tempfile::TempDir) {
+pub(super) async fn start(backend: Backend, engine: &FakeEngine, kind: &str) -> (TestApp, tempfile::TempDir) {
     start_with(backend, engine, kind, "").await
 }
 
 /// The same with further keys of the upstream.
-async fn start_with(backend: Backend, engine: &FakeEngine, kind: &str, keys: &str) -> (TestApp, tempfile::TempDir) {
+pub(super) async fn start_with(
+    backend: Backend,
+    engine: &FakeEngine,
+    kind: &str,
+    keys: &str,
+) -> (TestApp, tempfile::TempDir) {
     let folder = tempfile::tempdir().expect("a temporary folder can be made");
     FakeEngine::write_model(folder.path()).expect("the folder can be written to");
     engine.switch(|switches| switches.context_tokens = CONTEXT_TOKENS);

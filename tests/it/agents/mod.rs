@@ -15,6 +15,7 @@ mod engines;
 mod exact;
 mod group;
 mod requests;
+mod systems;
 mod teachers;
 mod work;
 

@@ -10,6 +10,7 @@ use forebay_gateway::{
         tokenizer::{decode, encode},
     },
     exact::{Family, Renderer, RendererOptions},
+    system::LaterSystem,
     upstream::SpecialTokensInText,
 };
 use serde_json::json;
@@ -28,6 +29,31 @@ fn a_renderer_says_where_its_template_breaks_conversations() {
                  {% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}";
     let found = renderer_with(Some(keeps), family()).expect("the template fits").self_test().clone();
     assert_eq!(found.difference, None);
+}
+
+#[test]
+fn a_renderer_says_which_system_messages_its_template_takes() {
+    let messages = |head: &str, shown: &str| {
+        let text = format!(
+            "{head}{{% for m in messages %}}{{% if {shown} %}}<|im_start|>{{{{ m.role }}}}\n{{{{ m.content }}}}<|im_end|>\n\
+             {{% endif %}}{{% endfor %}}{{% if add_generation_prompt %}}<|im_start|>assistant\n{{% endif %}}"
+        );
+        renderer_with(Some(&text), family()).expect("the template fits").self_test().later_system
+    };
+    let refuses = |condition: &str| {
+        let head = "{% for m in messages %}{% if m.role == 'system' and CONDITION %}{{ raise_exception('no') }}{% endif %}\
+                    {% endfor %}";
+        messages(&head.replace("CONDITION", condition), "true")
+    };
+    assert_eq!(renderer().self_test().later_system, LaterSystem::Keep);
+    assert_eq!(messages("", "true"), LaterSystem::Keep);
+    assert_eq!(refuses("not loop.first"), LaterSystem::User);
+    assert_eq!(
+        messages("", "m.role != 'system' or loop.first"),
+        LaterSystem::User,
+        "others are left out of the prompt"
+    );
+    assert_eq!(refuses("true"), LaterSystem::Keep, "the refusal tells the agent what is wrong");
 }
 
 #[test]
