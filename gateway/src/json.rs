@@ -34,6 +34,11 @@ pub(crate) fn text(value: &impl Serialize) -> String {
     serde_json::to_string(value).expect("strings, numbers and maps with string keys are always JSON")
 }
 
+/// Whether a text is that of a JSON object.
+pub(crate) fn is_object(text: &str) -> bool {
+    text.trim_start().starts_with('{') && serde_json::from_str::<&RawValue>(text).is_ok()
+}
+
 /// Writes fields into a map that is being serialized.
 pub(crate) fn write_fields<M: SerializeMap>(map: &mut M, fields: &Fields) -> Result<(), M::Error> {
     fields.iter().try_for_each(|(name, value)| map.serialize_entry(name, value))
@@ -225,6 +230,10 @@ impl<'a> Object<'a> {
         let before = self.entries.len();
         self.entries.retain(|(name, _)| !names.contains(&name.as_str()));
         self.entries.len() < before
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.entries.is_empty()
     }
 
     /// The fields that nobody has taken, with their text.

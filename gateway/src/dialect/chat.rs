@@ -2,7 +2,10 @@
 
 use serde_json::{Value, json};
 
-use super::{DialectError, Envelope, SseEvent, fields, tools::Offer};
+use super::{
+    DialectError, Envelope, SseEvent, fields,
+    tools::{self, Offer},
+};
 use crate::{
     completion::{Completion, Finish, StopMatch, ToolCall, Usage},
     json::{Item, Object},
@@ -232,12 +235,7 @@ fn read_tool_call(item: &Item<'_>) -> Result<ToolCall, DialectError> {
     let id = object.require("id")?.string()?;
     let mut function = object.require("function")?.object()?;
     let name = function.require("name")?.string()?;
-    let arguments = match function.take("arguments") {
-        Some(item) if item.is_object() => item.verbatim().to_owned(),
-        Some(item) => item.string()?,
-        None => String::new(),
-    };
-    Ok(ToolCall { id, name, arguments })
+    Ok(ToolCall { id, name, arguments: tools::arguments(function.take("arguments")) })
 }
 
 fn tools(object: &mut Object<'_>, warnings: &mut Vec<String>) -> Result<(Vec<Tool>, Option<ToolChoice>), DialectError> {

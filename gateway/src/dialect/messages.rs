@@ -9,7 +9,7 @@ use serde_json::{Value, json, value::RawValue};
 
 use super::{
     DialectError, Envelope, SseEvent, fields,
-    tools::{Offer, left_out, object_text},
+    tools::{self, Offer, left_out, object_text},
 };
 use crate::{
     completion::{Completion, Finish, StopMatch, ToolCall, Usage},
@@ -276,11 +276,7 @@ fn assistant(content: &Item<'_>, warnings: &mut Vec<String>) -> Result<Message, 
 fn tool_use(object: &mut Object<'_>) -> Result<ToolCall, DialectError> {
     let id = object.require("id")?.string()?;
     let name = object.require("name")?.string()?;
-    let input = object.require("input")?;
-    if !input.is_object() {
-        return Err(input.invalid("must be an object"));
-    }
-    Ok(ToolCall { id, name, arguments: input.verbatim().to_owned() })
+    Ok(ToolCall { id, name, arguments: tools::arguments(object.take("input")) })
 }
 
 fn tools(

@@ -8,7 +8,7 @@ use serde_json::{Value, json, value::RawValue};
 
 use super::{
     DialectError, Envelope, SseEvent, fields,
-    tools::{Offer, left_out},
+    tools::{self, Offer, left_out},
 };
 use crate::{
     completion::{Completion, Finish, ToolCall},
@@ -278,8 +278,7 @@ fn reasoning(object: &mut Object<'_>) -> Result<String, DialectError> {
 fn function_call(object: &mut Object<'_>) -> Result<ToolCall, DialectError> {
     let id = object.require("call_id")?.string()?;
     let name = object.require("name")?.string()?;
-    let arguments = object.take_string("arguments")?.unwrap_or_default();
-    Ok(ToolCall { id, name, arguments })
+    Ok(ToolCall { id, name, arguments: tools::arguments(object.take("arguments")) })
 }
 
 fn tools(object: &mut Object<'_>, warnings: &mut Vec<String>) -> Result<(Vec<Tool>, Option<ToolChoice>), DialectError> {

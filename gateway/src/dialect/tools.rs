@@ -5,11 +5,11 @@
 
 use std::{borrow::Cow, collections::BTreeSet};
 
-use serde_json::value::RawValue;
+use forebay_client::wire::replace_lone_surrogates;
 
 use crate::{
     dialect::DialectError,
-    json::Item,
+    json::{self, Item, Object},
     request::{Tool, ToolChoice},
 };
 
@@ -85,8 +85,29 @@ pub(super) fn object_text(arguments: &str) -> Cow<'_, str> {
     if trimmed.is_empty() {
         return Cow::Borrowed("{}");
     }
-    match serde_json::from_str::<&RawValue>(trimmed) {
-        Ok(value) if value.get().starts_with('{') => Cow::Borrowed(trimmed),
-        _ => Cow::Owned(serde_json::json!({INVALID: arguments}).to_string()),
+    if json::is_object(trimmed) {
+        return Cow::Borrowed(trimmed);
     }
+    Cow::Owned(serde_json::json!({INVALID: arguments}).to_string())
+}
+
+/// The arguments of a call that an agent sends back, as the model wrote them. A model may have written anything, and its
+/// agent repeats it in every later call, so nothing is refused.
+pub(super) fn arguments(item: Option<Item<'_>>) -> String {
+    let Some(item) = item else { return String::new() };
+    let text = match item.object().ok().and_then(|mut object| written(&mut object)) {
+        Some(text) => text,
+        None if item.is_string() => item.string().unwrap_or_default(),
+        None => item.verbatim().to_owned(),
+    };
+    match replace_lone_surrogates(&text) {
+        Cow::Borrowed(_) => text,
+        Cow::Owned(replaced) => replaced,
+    }
+}
+
+/// The text that [`object_text`] has put into an object.
+fn written(object: &mut Object<'_>) -> Option<String> {
+    let text = object.take(INVALID)?.string().ok()?;
+    (object.is_empty() && !json::is_object(&text)).then_some(text)
 }

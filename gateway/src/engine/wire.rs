@@ -119,6 +119,10 @@ impl ChatRequest {
         if self.stream {
             return Some("the fake engine does not stream".to_owned());
         }
+        let parses = |message: &WireMessage| message.calls().all(|(_, arguments)| template::is_object(arguments));
+        if kind == EngineKind::Sglang && !self.messages.iter().all(parses) {
+            return Some("Expecting value: line 1 column 1 (char 0)".to_owned());
+        }
         let is_later = |message: &WireMessage| message.role == "system";
         if switches.one_system && self.input_ids.is_none() && self.messages.iter().skip(1).any(is_later) {
             return Some("System message must be at the beginning.".to_owned());

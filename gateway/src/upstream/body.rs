@@ -331,8 +331,9 @@ struct EngineFunction<'a> {
 
 impl<'a> From<&'a ToolCall> for EngineToolCall<'a> {
     fn from(call: &'a ToolCall) -> Self {
-        // Engines parse the arguments, and an empty text is no JSON.
-        let arguments = if call.arguments.trim().is_empty() { "{}" } else { &call.arguments };
+        // Engines parse the arguments of all calls. One that expects an object would refuse each later call of the
+        // conversation. The mode exact renders an empty one, too.
+        let arguments = if json::is_object(&call.arguments) { &call.arguments } else { "{}" };
         Self { id: &call.id, r#type: "function", function: EngineFunction { name: &call.name, arguments } }
     }
 }

@@ -3,6 +3,7 @@
 //! The engine's log-probability of a token is a function of the ids before it. So each trained token is checked against
 //! the context that it was really sampled in, which finds every mistake of recording and assembling.
 
+mod arguments;
 pub(crate) mod audits;
 mod breaks;
 mod calls;
