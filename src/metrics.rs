@@ -43,6 +43,29 @@ const STALENESS_BUCKETS: &[f64] = &[0.0, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.
 /// The reasons for which callers are rejected.
 const AUTH_FAILURES: [&str; 6] = ["missing", "invalid", "expired", "forbidden", "host", "origin"];
 
+/// Types of parts that are left out of agents' calls, without the dates that some of them end with. An agent may name any
+/// type.
+const LEFT_OUT_KINDS: [&str; 18] = [
+    "agent_message",
+    "code_execution",
+    "code_interpreter",
+    "compaction",
+    "computer",
+    "computer_use_preview",
+    "encrypted_content",
+    "file_search",
+    "image_generation",
+    "mcp",
+    "mcp_toolset",
+    "redacted_thinking",
+    "server_tool_use",
+    "shell",
+    "tool_search",
+    "web_fetch",
+    "web_search",
+    "web_search_preview",
+];
+
 const NATS_BUCKETS: &[f64] = &[0.001, 0.003, 0.01, 0.02, 0.05, 0.1, 0.3, 1.0, 3.0, 10.0];
 const AGE_BUCKETS_S: &[f64] = &[0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0];
 
@@ -133,6 +156,8 @@ declare! {
         agent_call_added_seconds: HistogramVec = "forebay_agent_call_added_seconds" ["dialect"] in LATENCY_BUCKETS_S,
         /// Recorded calls whose engine sampled under a grammar, so that their log-probabilities are not the policy's.
         agent_calls_constrained: IntCounterVec = "forebay_agent_calls_constrained_total" ["policy"],
+        /// Parts of agents' calls that were left out because nothing here can run or read them, by type: once for each call.
+        agent_parts_left_out: IntCounterVec = "forebay_agent_parts_left_out_total" ["kind"],
         /// Special tokens in texts of agents, in the mode exact.
         agent_special_tokens: IntCounterVec = "forebay_agent_special_tokens_total" ["policy"],
         /// Whether the answers of an inference engine can be recorded.
@@ -541,6 +566,12 @@ impl Metrics {
     /// A call was recorded whose engine sampled under a grammar.
     pub fn call_constrained(&self, policy: &str) {
         self.flow.agent_calls_constrained.with_label_values(&[self.policies.bound(policy)]).inc();
+    }
+
+    /// Parts of this type were left out of a call.
+    pub fn part_left_out(&self, kind: &str) {
+        let known = LEFT_OUT_KINDS.into_iter().find(|known| *known == kind);
+        self.flow.agent_parts_left_out.with_label_values(&[known.unwrap_or(OTHER)]).inc();
     }
 
     /// The texts of a call have special tokens of the model.

@@ -506,7 +506,8 @@ fn dialect(dialect: Dialect, bytes: &[u8]) {
     assert!(is_name(&request.model), "{:?} cannot be recorded", request.model);
     assert_eq!(Canonical::of(&request).messages().len(), request.messages.len());
     let (id, model) = ("c1".to_owned(), request.model.clone());
-    let envelope = Envelope { id, created_s: 1, model, stream_usage: request.stream_usage };
+    let tools = request.client_tools.clone().into();
+    let envelope = Envelope { id, created_s: 1, model, stream_usage: request.stream_usage, tools };
     let completion = answer();
     let body = dialect.answer(&completion, &envelope);
     assert!(serde_json::from_slice::<serde_json::Value>(&body).is_ok(), "an answer is JSON");

@@ -4,6 +4,7 @@
 //! pure: ids and time come in an [`Envelope`].
 
 mod chat;
+mod client_tools;
 mod errors;
 mod events;
 mod fields;
@@ -12,6 +13,7 @@ mod responses;
 mod sse;
 mod tools;
 
+pub use client_tools::{ClientTool, ClientTools, called};
 pub(crate) use errors::RETRY_AFTER_S;
 pub use errors::{DialectError, ErrorReply};
 pub use events::Events;
@@ -19,6 +21,8 @@ pub use messages::token_count;
 pub use sse::SseEvent;
 
 pub(crate) use fields::{is_taken, recorded};
+
+use std::sync::Arc;
 
 use http::HeaderMap;
 
@@ -46,6 +50,8 @@ pub struct Envelope {
     pub model: String,
     /// Whether the events of chat completions contain the usage: [`Request::stream_usage`].
     pub stream_usage: bool,
+    /// What the client calls its tools: [`Request::client_tools`].
+    pub tools: Arc<ClientTools>,
 }
 
 impl Dialect {

@@ -3,12 +3,14 @@
 //! It has the shape of chat completions, because that is what engines render. Content parts, tools and unknown fields
 //! keep their text.
 
+use std::{collections::BTreeSet, ops::Deref};
+
 use serde::{Serialize, Serializer, ser::SerializeMap};
 use serde_json::value::RawValue;
 
 use crate::{
     completion::ToolCall,
-    dialect::{self, DialectError},
+    dialect::{self, ClientTools, DialectError},
     json::{self, Fields, Item},
 };
 
@@ -37,8 +39,10 @@ pub struct Request {
     pub sampling: Fields,
     /// Fields that the gateway does not interpret. They are passed to the engine.
     pub other: Fields,
-    /// What was left out of the request, in words, each with the field.
-    pub warnings: Vec<String>,
+    /// Those of the tools that the client knows as something else than functions.
+    pub client_tools: ClientTools,
+    /// What was left out of the request.
+    pub warnings: Warnings,
     /// The bytes of the body. How long work on the request takes follows from them.
     pub bytes: usize,
 }
@@ -88,6 +92,72 @@ fn masks_logits(name: &str, value: &str) -> bool {
         "structured_outputs" | "guided_json" | "guided_regex" | "guided_choice" | "guided_grammar" | "json_schema"
         | "regex" | "ebnf" | "grammar" | "structural_tag" => value != "null",
         _ => false,
+    }
+}
+
+/// The most warnings of a request. A body may have a hundred thousand blocks that are left out, and a warning is longer
+/// than such a block.
+const WARNINGS_MAX: usize = 64;
+
+/// The most bytes of a type that are kept.
+const KIND_BYTES_MAX: usize = 64;
+
+/// What was left out of a request, in words, each with the field.
+#[derive(Clone, Debug, Default)]
+pub struct Warnings {
+    texts: Vec<String>,
+    left_out: BTreeSet<LeftOut>,
+}
+
+/// A kind of parts that was left out, because nothing here can run or read it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct LeftOut {
+    /// A tool, an item, or a block.
+    pub what: &'static str,
+    /// Its type, as the agent names it.
+    pub kind: String,
+}
+
+impl LeftOut {
+    /// The type without the date at its end, as in `web_search_20250305`.
+    #[must_use]
+    pub fn undated(&self) -> &str {
+        match self.kind.rsplit_once('_') {
+            Some((name, date)) if date.len() == 8 && date.bytes().all(|byte| byte.is_ascii_digit()) => name,
+            _ => &self.kind,
+        }
+    }
+}
+
+impl Warnings {
+    /// Adds a warning, unless there are too many.
+    pub fn push(&mut self, text: String) {
+        if self.texts.len() < WARNINGS_MAX {
+            self.texts.push(text);
+        }
+    }
+
+    /// Notes that a part was left out.
+    pub(crate) fn left_out(&mut self, item: &Item<'_>, what: &'static str, kind: &str) {
+        let mut kind = kind.replace(char::is_control, " ");
+        kind.truncate(kind.floor_char_boundary(KIND_BYTES_MAX));
+        self.push(format!("{}: a part of type {kind:?} ({what}) cannot be used here and was left out", item.path()));
+        if self.left_out.len() < WARNINGS_MAX {
+            self.left_out.insert(LeftOut { what, kind });
+        }
+    }
+
+    /// The kinds of parts that were left out, each once.
+    pub fn kinds(&self) -> impl Iterator<Item = &LeftOut> {
+        self.left_out.iter()
+    }
+}
+
+impl Deref for Warnings {
+    type Target = [String];
+
+    fn deref(&self) -> &[String] {
+        &self.texts
     }
 }
 

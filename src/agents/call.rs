@@ -2,6 +2,7 @@
 
 use std::{
     borrow::Cow,
+    collections::BTreeMap,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -15,8 +16,9 @@ use forebay_gateway::{
     Completion, Dialect, DialectError, Request,
     canonical::{Canonical, Continued},
     completion::{Finish, StopMatch},
-    dialect::Envelope,
+    dialect::{ClientTools, Envelope, called},
     lineage::AgentLabel,
+    request::LeftOut,
     upstream::Answered,
     work,
 };
@@ -43,6 +45,7 @@ use crate::{
         port::SessionPolicy,
         refusal::BufferError,
         session::{CallPermit, NewCall, Replayed},
+        warnings::Warning,
     },
     clock::Timestamp,
     metrics::CallInFlight,
@@ -53,6 +56,8 @@ pub(super) struct Call {
     pub(super) agents: Agents,
     pub(super) dialect: Dialect,
     pub(super) request: Request,
+    /// What the client calls its tools.
+    tools: Arc<ClientTools>,
     /// The request as it is compared with the calls before. `None` if the call is not recorded.
     canonical: Option<Canonical>,
     pub(super) permit: Arc<CallPermit>,
@@ -95,6 +100,9 @@ struct StoredAnswer<'a> {
     id: Cow<'a, str>,
     created_s: u64,
     completion: Cow<'a, Completion>,
+    /// What the client calls the tools in it.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    tools: ClientTools,
 }
 
 impl Call {
@@ -118,11 +126,14 @@ impl Call {
         };
         let (digest, request, is_recorded) = work::run(length, parse).await?;
         drop(bytes);
-        let request = agents.upstreams().adapted(&permit, request).await;
+        let mut request = agents.upstreams().adapted(&permit, request).await;
         let canonical = work::run(length, || is_recorded.then(|| Canonical::of(&request))).await;
         check_name(&request.model).map_err(|why| DialectError::Invalid { field: "model".to_owned(), why })?;
-        for warning in &request.warnings {
+        for warning in request.warnings.iter() {
             tracing::debug!(warning, "a part of a call was left out");
+        }
+        for part in request.warnings.kinds() {
+            agents.metrics().part_left_out(part.undated());
         }
         let (agent, retry_count) = (AgentLabel::of(headers), number(headers, "x-stainless-retry-count"));
         let label = agent.as_ref().map(AgentLabel::as_str);
@@ -133,6 +144,7 @@ impl Call {
         Ok(Self {
             dialect,
             digest,
+            tools: Arc::new(std::mem::take(&mut request.client_tools)),
             request,
             canonical,
             permit: Arc::new(permit),
@@ -279,6 +291,7 @@ impl Call {
             version_assumed: completion.version_assumed,
             stopped_on_token: completion.stopped_on_token(),
             special_tokens: prompt.map_or(0, |prompt| prompt.special_tokens),
+            warnings: self.request.warnings.kinds().map(left_out).collect(),
             body_digest: self.digest,
             retry_count: self.retries(),
             started_at: Some(self.began),
@@ -293,6 +306,7 @@ impl Call {
             id: Cow::Borrowed(&self.id),
             created_s: self.created_s,
             completion: Cow::Borrowed(&completion),
+            tools: called(&self.tools, &completion.message.tool_calls),
         };
         let write = || serde_json::to_string(&stored).expect("an answer is text and numbers");
         new.response = work::run(bytes, write).await;
@@ -349,6 +363,7 @@ impl Call {
             created_s,
             model: self.request.model.clone(),
             stream_usage: self.request.stream_usage,
+            tools: Arc::clone(&self.tools),
         }
     }
 
@@ -438,6 +453,12 @@ pub(super) fn number(headers: &HeaderMap, name: &str) -> Option<u32> {
     let text = headers.get(name)?.to_str().ok()?.trim();
     // Some clients write seconds with a fraction.
     text.split('.').next()?.parse().ok()
+}
+
+/// What the producer is told of a part that was left out.
+fn left_out(part: &LeftOut) -> Warning {
+    let LeftOut { what, kind } = part;
+    Warning::new("part-left-out", format!("calls had a part of type {kind:?} ({what}), which cannot be used here"))
 }
 
 fn no_upstream(error: &NoUpstream) -> DialectError {

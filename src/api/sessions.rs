@@ -328,6 +328,7 @@ fn on_wire(session: Session) -> SessionInfo {
         calls: policy.calls,
         sampled_tokens: policy.sampled,
         special_tokens: policy.special_tokens,
+        warnings: policy.warnings.clone(),
     });
     let execution_id = session.execution_id().map(str::to_owned);
     let (receipts, assembly) = session.outcome.map(|outcome| (outcome.receipts, outcome.assembly)).unzip();

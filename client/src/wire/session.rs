@@ -343,6 +343,9 @@ pub struct SessionPolicy {
     /// Number of special tokens of the model in the texts of these calls, in the mode `exact`; 0 otherwise.
     #[serde(default)]
     pub special_tokens: u64,
+    /// Warnings about these calls, each once: a name, a colon and a sentence. The receipt has them, too.
+    #[serde(default)]
+    pub warnings: Vec<String>,
 }
 
 /// A page of sessions.

@@ -3,13 +3,13 @@
 use serde_json::{Value, json};
 
 use super::{
-    DialectError, Envelope, SseEvent, fields,
-    tools::{self, Offer},
+    ClientTool, DialectError, Envelope, SseEvent, client_tools, fields,
+    tools::{self, Offer, Offered},
 };
 use crate::{
     completion::{Completion, Finish, StopMatch, ToolCall, Usage},
     json::{Item, Object},
-    request::{Content, Message, Request, Role, Tool, ToolChoice},
+    request::{Content, Message, Request, Role, Tool, ToolChoice, Warnings},
 };
 
 /// Types of content parts that are text, each with the fields that may have it.
@@ -24,7 +24,7 @@ const TEXT: [(&str, &[&str]); 6] = [
 
 pub(super) fn parse(body: &[u8]) -> Result<Request, DialectError> {
     let mut object = Item::body(body)?.object()?;
-    let mut warnings = Vec::new();
+    let mut warnings = Warnings::default();
     let sampling = fields::take_sampling(&mut object)?;
     for name in ["functions", "function_call"] {
         if let Some(item) = object.take(name) {
@@ -36,7 +36,7 @@ pub(super) fn parse(body: &[u8]) -> Result<Request, DialectError> {
     }
     let model = object.require("model")?.name()?;
     let messages = messages(&object.require("messages")?)?;
-    let (tools, tool_choice) = tools(&mut object, &mut warnings)?;
+    let Offered { tools, client_tools, choice: tool_choice } = tools(&mut object, &mut warnings)?;
     let stream = object.take_boolean("stream")?.unwrap_or(false);
     let stream_usage = stream_usage(&mut object)?;
     let newer = object.take("max_completion_tokens");
@@ -55,6 +55,7 @@ pub(super) fn parse(body: &[u8]) -> Result<Request, DialectError> {
         stop,
         sampling,
         other,
+        client_tools,
         warnings,
         bytes: body.len(),
     })
@@ -73,7 +74,7 @@ pub(super) fn answer(completion: &Completion, envelope: &Envelope) -> Vec<u8> {
         body["reasoning"] = json!(reasoning);
     }
     if !message.tool_calls.is_empty() {
-        body["tool_calls"] = message.tool_calls.iter().map(tool_call).collect();
+        body["tool_calls"] = message.tool_calls.iter().map(|call| tool_call(call, envelope)).collect();
     }
     let mut answer = json!({
         "id": format!("chatcmpl-{}", envelope.id),
@@ -116,7 +117,7 @@ pub(super) fn rest(completion: &Completion, envelope: &Envelope) -> Vec<SseEvent
     if !message.tool_calls.is_empty() {
         // All calls in one chunk, because some clients put the pieces of several calls together wrongly.
         let calls = message.tool_calls.iter().enumerate().map(|(index, call)| {
-            let mut call = tool_call(call);
+            let mut call = tool_call(call, envelope);
             call["index"] = json!(index);
             call
         });
@@ -227,29 +228,45 @@ fn check_part(part: &Item<'_>) -> Result<(), DialectError> {
 
 fn read_tool_call(item: &Item<'_>) -> Result<ToolCall, DialectError> {
     let mut object = item.object()?;
-    if let Some(kind) = object.take("type")
-        && kind.string()? != "function"
-    {
-        return Err(kind.unsupported("must be \"function\""));
-    }
+    let kind = object.take("type").map(|kind| Ok::<_, DialectError>((kind.string()?, kind))).transpose()?;
     let id = object.require("id")?.string()?;
+    match kind {
+        Some((name, _)) if name == "custom" => {
+            let mut custom = object.require("custom")?.object()?;
+            let name = custom.require("name")?.string()?;
+            let arguments = client_tools::free_form_arguments(&custom.take_string("input")?.unwrap_or_default());
+            return Ok(ToolCall { id, name, arguments });
+        }
+        Some((name, kind)) if name != "function" => {
+            return Err(kind.unsupported("must be \"function\" or \"custom\""));
+        }
+        _ => {}
+    }
     let mut function = object.require("function")?.object()?;
     let name = function.require("name")?.string()?;
     Ok(ToolCall { id, name, arguments: tools::arguments(function.take("arguments")) })
 }
 
-fn tools(object: &mut Object<'_>, warnings: &mut Vec<String>) -> Result<(Vec<Tool>, Option<ToolChoice>), DialectError> {
+fn tools(object: &mut Object<'_>, warnings: &mut Warnings) -> Result<Offered, DialectError> {
     let mut offer = Offer::default();
     if let Some(list) = object.take("tools") {
         list.each(|item| {
             let mut tool = item.object()?;
             let kind = tool.require("type")?.string()?;
-            if kind == "function" {
-                let name = tool.require("function")?.object()?.require("name")?.string()?;
-                return offer.add(Tool { name, definition: item.to_raw() }, &item);
+            match kind.as_str() {
+                "function" => {
+                    let name = tool.require("function")?.object()?.require("name")?.string()?;
+                    offer.add(Tool { name, definition: item.to_raw() }, &item)
+                }
+                "custom" => {
+                    let mut custom = tool.require("custom")?.object()?;
+                    offer.add_of_client(client_tools::free_form(&mut custom, None)?, &item)
+                }
+                _ => {
+                    offer.leave_out(&kind, &item, warnings);
+                    Ok(())
+                }
             }
-            offer.leave_out(&kind, &item, warnings);
-            Ok(())
         })?;
     }
     let choice = object.take("tool_choice").map(|item| tool_choice(&item).map(|choice| (choice, item))).transpose()?;
@@ -262,15 +279,16 @@ fn tool_choice(item: &Item<'_>) -> Result<ToolChoice, DialectError> {
             "auto" => Ok(ToolChoice::Auto),
             "none" => Ok(ToolChoice::None),
             "required" => Ok(ToolChoice::Required),
-            _ => Err(item.invalid("must be \"auto\", \"none\", \"required\" or a function")),
+            _ => Err(item.invalid("must be \"auto\", \"none\", \"required\" or a tool")),
         };
     }
     let mut object = item.object()?;
     let kind = object.require("type")?;
-    if kind.string()? != "function" {
-        return Err(kind.invalid("must be \"function\", because no other tool can run here"));
+    let field = kind.string()?;
+    if !matches!(field.as_str(), "function" | "custom") {
+        return Err(kind.invalid("must be \"function\" or \"custom\", because no other tool can run here"));
     }
-    Ok(ToolChoice::Function(object.require("function")?.object()?.require("name")?.string()?))
+    Ok(ToolChoice::Function(object.require(&field)?.object()?.require("name")?.string()?))
 }
 
 fn stream_usage(object: &mut Object<'_>) -> Result<bool, DialectError> {
@@ -278,7 +296,11 @@ fn stream_usage(object: &mut Object<'_>) -> Result<bool, DialectError> {
     Ok(options.object()?.take_boolean("include_usage")?.unwrap_or(false))
 }
 
-fn tool_call(call: &ToolCall) -> Value {
+fn tool_call(call: &ToolCall, envelope: &Envelope) -> Value {
+    if let Some(ClientTool::Custom { name, .. }) = envelope.tools.get(&call.name) {
+        let input = client_tools::free_form_input(&call.arguments);
+        return json!({"id": call.id, "type": "custom", "custom": {"name": name, "input": input}});
+    }
     json!({"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}})
 }
 

@@ -7,6 +7,7 @@
 use crate::{
     dialect::DialectError,
     json::{Fields, Item, Object},
+    request::Warnings,
 };
 
 /// Fields that the session's sampling replaces.
@@ -147,7 +148,7 @@ pub(super) fn take_sampling(object: &mut Object<'_>) -> Result<Fields, DialectEr
 }
 
 /// Checks the fields of a call that is recorded, and returns those that the session's sampling replaces.
-pub(crate) fn recorded(sampling: Fields, warnings: &mut Vec<String>) -> Result<Fields, DialectError> {
+pub(crate) fn recorded(sampling: Fields, warnings: &mut Warnings) -> Result<Fields, DialectError> {
     let mut replaced = Fields::new();
     for (name, value) in sampling {
         let item = Item::field(&name, &value);

@@ -8,14 +8,14 @@ use serde::{Serialize, Serializer, ser::SerializeStruct};
 use serde_json::{Value, json, value::RawValue};
 
 use super::{
-    DialectError, Envelope, SseEvent, fields,
-    tools::{self, Offer, left_out, object_text},
+    DialectError, Envelope, SseEvent, client_tools, fields,
+    tools::{self, Offer, Offered, object_text},
 };
 use crate::{
     completion::{Completion, Finish, StopMatch, ToolCall, Usage},
     hash::fnv1a,
     json::{self, Fields, Item, Object},
-    request::{Content, Message, Request, Role, Tool, ToolChoice},
+    request::{Content, Message, Request, Role, Tool, ToolChoice, Warnings},
 };
 
 /// Fields that concern Anthropic's service and not the model.
@@ -36,7 +36,7 @@ const BYTES_PER_TOKEN: u64 = 4;
 
 pub(super) fn parse(body: &[u8]) -> Result<Request, DialectError> {
     let mut object = Item::body(body)?.object()?;
-    let mut warnings = Vec::new();
+    let mut warnings = Warnings::default();
     let sampling = fields::take_sampling(&mut object)?;
     if object.take("mcp_servers").is_some_and(|item| item.verbatim() != "[]") {
         warnings.push("mcp_servers: MCP servers cannot be called from here and were left out".to_owned());
@@ -48,7 +48,7 @@ pub(super) fn parse(body: &[u8]) -> Result<Request, DialectError> {
     let mut messages: Vec<Message> = system.map(|text| Message::text(Role::System, text)).into_iter().collect();
     read_messages(&list, &mut messages, &mut warnings)?;
     let mut extra = Fields::new();
-    let (tools, tool_choice) = tools(&mut object, &mut extra, &mut warnings)?;
+    let Offered { tools, client_tools, choice: tool_choice } = tools(&mut object, &mut extra, &mut warnings)?;
     let stream = object.take_boolean("stream")?.unwrap_or(false);
     let max_tokens = object.take("max_tokens").map(|item| item.positive()).transpose()?;
     let stop = fields::stop(object.take("stop_sequences"))?;
@@ -69,6 +69,7 @@ pub(super) fn parse(body: &[u8]) -> Result<Request, DialectError> {
         stop,
         sampling,
         other,
+        client_tools,
         warnings,
         bytes: body.len(),
     })
@@ -157,7 +158,7 @@ pub fn token_count(body: &[u8], known: Option<u64>) -> Vec<u8> {
     json!({"input_tokens": count}).to_string().into_bytes()
 }
 
-fn read_messages(list: &Item<'_>, messages: &mut Vec<Message>, warnings: &mut Vec<String>) -> Result<(), DialectError> {
+fn read_messages(list: &Item<'_>, messages: &mut Vec<Message>, warnings: &mut Warnings) -> Result<(), DialectError> {
     let mut of_assistant = None;
     let count = list.each(|item| {
         let mut object = item.object()?;
@@ -238,7 +239,7 @@ fn read_user(content: &Item<'_>, messages: &mut Vec<Message>) -> Result<(), Dial
     Ok(())
 }
 
-fn assistant(content: &Item<'_>, warnings: &mut Vec<String>) -> Result<Message, DialectError> {
+fn assistant(content: &Item<'_>, warnings: &mut Warnings) -> Result<Message, DialectError> {
     let mut message = Message::empty(Role::Assistant);
     if content.is_string() {
         message.content = Content::Text(content.string()?);
@@ -251,15 +252,8 @@ fn assistant(content: &Item<'_>, warnings: &mut Vec<String>) -> Result<Message, 
             "text" => texts.push(object.require("text")?.string()?),
             "thinking" => thoughts.push(object.require("thinking")?.string()?),
             "tool_use" => message.tool_calls.push(tool_use(&mut object)?),
-            // Blocks that only Anthropic's own models and tools make.
-            kind @ ("redacted_thinking"
-            | "server_tool_use"
-            | "mcp_tool_use"
-            | "web_search_tool_result"
-            | "web_fetch_tool_result"
-            | "code_execution_tool_result"
-            | "mcp_tool_result") => left_out(warnings, &block, "a block", kind),
-            kind => return Err(not_text(&block, kind)),
+            // Blocks that only Anthropic's own models and tools make, such as `redacted_thinking` and `server_tool_use`.
+            kind => warnings.left_out(&block, "block", kind),
         }
         Ok(())
     })?;
@@ -279,19 +273,20 @@ fn tool_use(object: &mut Object<'_>) -> Result<ToolCall, DialectError> {
     Ok(ToolCall { id, name, arguments: tools::arguments(object.take("input")) })
 }
 
-fn tools(
-    object: &mut Object<'_>,
-    extra: &mut Fields,
-    warnings: &mut Vec<String>,
-) -> Result<(Vec<Tool>, Option<ToolChoice>), DialectError> {
+fn tools(object: &mut Object<'_>, extra: &mut Fields, warnings: &mut Warnings) -> Result<Offered, DialectError> {
     let mut offer = Offer::default();
     if let Some(list) = object.take("tools") {
         list.each(|item| {
             let mut tool = item.object()?;
             let kind = tool.take_string("type")?;
             if let Some(kind) = kind.filter(|kind| kind != "custom") {
-                offer.leave_out(&kind, &item, warnings);
-                return Ok(());
+                return match client_tools::of_anthropic(&kind, &mut tool)? {
+                    Some(function) => offer.add(function, &item),
+                    None => {
+                        offer.leave_out(&kind, &item, warnings);
+                        Ok(())
+                    }
+                };
             }
             let name = tool.require("name")?.string()?;
             let schema = tool.require("input_schema")?;

@@ -7,13 +7,15 @@
 use serde_json::{Value, json, value::RawValue};
 
 use super::{
-    DialectError, Envelope, SseEvent, fields,
-    tools::{self, Offer, left_out},
+    DialectError, Envelope, SseEvent,
+    client_tools::{self, ClientTool},
+    fields,
+    tools::{Offer, Offered},
 };
 use crate::{
     completion::{Completion, Finish, ToolCall},
     json::{self, Fields, Item, Object},
-    request::{Content, Message, Request, Role, Tool, ToolChoice},
+    request::{Content, Message, Request, Role, Tool, ToolChoice, Warnings},
 };
 
 /// Fields that concern OpenAI's service and not the model.
@@ -36,21 +38,9 @@ const SERVICE: [&str; 13] = [
 /// Fields that refer to something that the service would have stored.
 const STORED: [&str; 3] = ["previous_response_id", "conversation", "prompt"];
 
-/// Items of tools that run at the provider.
-const HOSTED: [&str; 8] = [
-    "web_search_call",
-    "file_search_call",
-    "code_interpreter_call",
-    "image_generation_call",
-    "mcp_call",
-    "mcp_list_tools",
-    "tool_search_call",
-    "tool_search_output",
-];
-
 pub(super) fn parse(body: &[u8]) -> Result<Request, DialectError> {
     let mut object = Item::body(body)?.object()?;
-    let mut warnings = Vec::new();
+    let mut warnings = Warnings::default();
     let sampling = fields::take_sampling(&mut object)?;
     for name in STORED {
         if let Some(item) = object.take(name) {
@@ -66,8 +56,11 @@ pub(super) fn parse(body: &[u8]) -> Result<Request, DialectError> {
     let model = object.require("model")?.name()?;
     let instructions = object.take_string("instructions")?.filter(|text| !text.is_empty());
     let mut messages: Vec<Message> = instructions.map(|text| Message::text(Role::System, text)).into_iter().collect();
-    read_input(&object.require("input")?, &mut messages, &mut warnings)?;
-    let (tools, tool_choice) = tools(&mut object, &mut warnings)?;
+    let mut offer = Offer::default();
+    read_tools(&mut object, &mut offer, &mut warnings)?;
+    offer.replace_repeated();
+    read_input(&object.require("input")?, &mut messages, &mut offer, &mut warnings)?;
+    let Offered { tools, client_tools, choice: tool_choice } = choose(offer, &mut object)?;
     let stream = object.take_boolean("stream")?.unwrap_or(false);
     let max_tokens = object.take("max_output_tokens").map(|item| item.positive()).transpose()?;
     let stop = fields::stop(object.take("stop"))?;
@@ -88,6 +81,7 @@ pub(super) fn parse(body: &[u8]) -> Result<Request, DialectError> {
         stop,
         sampling,
         other,
+        client_tools,
         warnings,
         bytes: body.len(),
     })
@@ -133,7 +127,12 @@ fn numbered(name: &'static str, mut data: Value, number: usize) -> SseEvent {
     SseEvent::named(name, &data)
 }
 
-fn read_input(input: &Item<'_>, messages: &mut Vec<Message>, warnings: &mut Vec<String>) -> Result<(), DialectError> {
+fn read_input(
+    input: &Item<'_>,
+    messages: &mut Vec<Message>,
+    offer: &mut Offer,
+    warnings: &mut Warnings,
+) -> Result<(), DialectError> {
     if input.is_string() {
         messages.push(Message::text(Role::User, input.string()?));
         return Ok(());
@@ -154,18 +153,37 @@ fn read_input(input: &Item<'_>, messages: &mut Vec<Message>, warnings: &mut Vec<
                 }
             },
             Some("reasoning") => turn.reasoning(&reasoning(&mut object)?, messages),
-            Some("function_call") => turn.call(function_call(&mut object)?),
-            Some("function_call_output") => {
-                turn.finish(messages);
-                let id = object.require("call_id")?.string()?;
-                let text = text_of(&object.require("output")?)?;
-                messages.push(Message { tool_call_id: Some(id), ..Message::text(Role::Tool, text) });
+            Some("additional_tools") => read_tools(&mut object, offer, warnings)?,
+            Some("tool_search_output") => {
+                read_tools(&mut object, offer, warnings)?;
+                // The provider's own search has no call that the model made.
+                if let Some(id) = object.take_string("call_id")? {
+                    turn.finish(messages);
+                    let text = client_tools::found(&mut item.object()?)?;
+                    messages.push(Message { tool_call_id: Some(id), ..Message::text(Role::Tool, text) });
+                }
+            }
+            // What another agent says. Codex encrypts it for models of OpenAI.
+            Some("agent_message") => {
+                let texts = texts_of(&object.require("content")?, warnings)?;
+                if !texts.is_empty() {
+                    turn.finish(messages);
+                    messages.push(Message::text(Role::User, texts));
+                }
             }
             Some("item_reference") => {
                 return Err(item.unsupported("refers to an item that is not stored; send the item itself"));
             }
-            Some(kind) if HOSTED.contains(&kind) => left_out(warnings, &item, "an item", kind),
-            Some(kind) => return Err(item.unsupported(format!("is of type {kind:?}, which sessions do not know"))),
+            Some(kind) => {
+                if let Some(call) = client_tools::sent_back(kind, &mut object)? {
+                    turn.call(call);
+                } else if let Some((id, text)) = client_tools::output(kind, &mut object, text_of)? {
+                    turn.finish(messages);
+                    messages.push(Message { tool_call_id: Some(id), ..Message::text(Role::Tool, text) });
+                } else {
+                    warnings.left_out(&item, "item", kind);
+                }
+            }
         }
         Ok(())
     })?;
@@ -275,45 +293,97 @@ fn reasoning(object: &mut Object<'_>) -> Result<String, DialectError> {
     Ok(String::new())
 }
 
-fn function_call(object: &mut Object<'_>) -> Result<ToolCall, DialectError> {
-    let id = object.require("call_id")?.string()?;
-    let name = object.require("name")?.string()?;
-    Ok(ToolCall { id, name, arguments: tools::arguments(object.take("arguments")) })
+/// The texts of the parts of another agent's message. Parts that are no text are left out.
+fn texts_of(item: &Item<'_>, warnings: &mut Warnings) -> Result<String, DialectError> {
+    if item.is_string() {
+        return item.string();
+    }
+    let mut texts = Vec::new();
+    item.each(|part| {
+        let mut object = part.object()?;
+        let kind = object.require("type")?.string()?;
+        match object.take_string("text")? {
+            Some(text) => texts.push(text),
+            None => warnings.left_out(&part, "part", &kind),
+        }
+        Ok(())
+    })?;
+    Ok(texts.join("\n"))
 }
 
-fn tools(object: &mut Object<'_>, warnings: &mut Vec<String>) -> Result<(Vec<Tool>, Option<ToolChoice>), DialectError> {
-    let mut offer = Offer::default();
+/// Reads the tools of an item, if it has any.
+fn read_tools(object: &mut Object<'_>, offer: &mut Offer, warnings: &mut Warnings) -> Result<(), DialectError> {
     if let Some(list) = object.take("tools") {
-        list.each(|item| {
-            let mut tool = item.object()?;
-            let kind = tool.require("type")?.string()?;
-            if kind != "function" {
-                offer.leave_out(&kind, &item, warnings);
-                return Ok(());
-            }
-            let name = tool.require("name")?.string()?;
-            let fields = ["description", "parameters", "strict"];
-            let kept = fields.iter().filter_map(|&name| Some((name.to_owned(), tool.take(name)?.to_raw()))).collect();
-            offer.add(Tool::function(name, kept), &item)
-        })?;
+        list.each(|item| read_tool(&item, None, offer, warnings))?;
     }
+    Ok(())
+}
+
+fn read_tool(
+    item: &Item<'_>,
+    namespace: Option<&str>,
+    offer: &mut Offer,
+    warnings: &mut Warnings,
+) -> Result<(), DialectError> {
+    let mut tool = item.object()?;
+    match tool.require("type")?.string()?.as_str() {
+        "function" => {
+            let name = tool.require("name")?.string()?;
+            let fields = tool.take_fields(["description", "parameters", "strict"].into_iter());
+            let function = Tool::function(client_tools::function_name(namespace, &name), fields);
+            match namespace {
+                Some(namespace) => {
+                    let of_client = ClientTool::Function { name, namespace: namespace.to_owned() };
+                    offer.add_of_client((function, of_client), item)
+                }
+                None => offer.add(function, item),
+            }
+        }
+        "custom" => offer.add_of_client(client_tools::free_form(&mut tool, namespace)?, item),
+        // A namespace has no namespaces.
+        "namespace" if namespace.is_none() => {
+            let name = tool.require("name")?.string()?;
+            if let Some(list) = tool.take("tools") {
+                list.each(|item| read_tool(&item, Some(&name), offer, warnings))?;
+            }
+            Ok(())
+        }
+        kind => match client_tools::unnamed(kind, &mut tool)? {
+            Some(found) => offer.add_of_client(found, item),
+            None => {
+                offer.leave_out(kind, item, warnings);
+                Ok(())
+            }
+        },
+    }
+}
+
+fn choose(offer: Offer, object: &mut Object<'_>) -> Result<Offered, DialectError> {
     let Some(item) = object.take("tool_choice") else { return offer.choose(None) };
     let wanted = if item.is_string() {
         match item.string()?.as_str() {
             "auto" => ToolChoice::Auto,
             "none" => ToolChoice::None,
             "required" => ToolChoice::Required,
-            _ => return Err(item.invalid("must be \"auto\", \"none\", \"required\" or a function")),
+            _ => return Err(item.invalid("must be \"auto\", \"none\", \"required\" or a tool")),
         }
     } else {
-        let mut choice = item.object()?;
-        let kind = choice.require("type")?;
-        if kind.string()? != "function" {
-            return Err(kind.invalid("must be \"function\", because no other tool can run here"));
-        }
-        ToolChoice::Function(choice.require("name")?.string()?)
+        ToolChoice::Function(chosen(&mut item.object()?)?)
     };
     offer.choose(Some((wanted, item)))
+}
+
+/// The function for a tool that is named in a choice.
+fn chosen(choice: &mut Object<'_>) -> Result<String, DialectError> {
+    let kind = choice.require("type")?;
+    match kind.string()?.as_str() {
+        "function" | "custom" => {
+            let namespace = choice.take_string("namespace")?;
+            Ok(client_tools::function_name(namespace.as_deref(), &choice.require("name")?.string()?))
+        }
+        name @ ("local_shell" | "shell" | "apply_patch" | "tool_search") => Ok(name.to_owned()),
+        _ => Err(kind.invalid("must be \"function\" or \"custom\", because no other tool can run here")),
+    }
 }
 
 /// The format of the answer's text, in the shape of chat completions.
@@ -396,9 +466,20 @@ fn status(completion: &Completion) -> &'static str {
 
 /// An item of an answer.
 enum OutputItem<'a> {
-    Reasoning { id: String, text: &'a str },
-    Message { id: String, text: &'a str, status: &'static str },
-    Call { id: String, call: &'a ToolCall },
+    Reasoning {
+        id: String,
+        text: &'a str,
+    },
+    Message {
+        id: String,
+        text: &'a str,
+        status: &'static str,
+    },
+    /// The call as the client knows it.
+    Call {
+        id: String,
+        call: Value,
+    },
 }
 
 fn items<'a>(completion: &'a Completion, envelope: &Envelope) -> Vec<OutputItem<'a>> {
@@ -413,7 +494,10 @@ fn items<'a>(completion: &'a Completion, envelope: &Envelope) -> Vec<OutputItem<
         status: status(completion),
     });
     let calls = message.tool_calls.iter().enumerate();
-    let calls = calls.map(|(index, call)| OutputItem::Call { id: format!("fc_{id}_{index}"), call });
+    let calls = calls.map(|(index, call)| {
+        let call = client_tools::item(envelope.tools.get(&call.name), call);
+        OutputItem::Call { id: format!("fc_{id}_{index}"), call }
+    });
     reasoning.chain(text).chain(calls).collect()
 }
 
@@ -440,14 +524,11 @@ impl OutputItem<'_> {
                 "role": "assistant",
                 "content": [output_text(text)],
             }),
-            Self::Call { id, call } => json!({
-                "id": id,
-                "type": "function_call",
-                "status": "completed",
-                "call_id": call.id,
-                "name": call.name,
-                "arguments": call.arguments,
-            }),
+            Self::Call { id, call } => {
+                let mut item = call.clone();
+                (item["id"], item["status"]) = (json!(id), json!("completed"));
+                item
+            }
         }
     }
 
@@ -457,7 +538,12 @@ impl OutputItem<'_> {
         match self {
             Self::Reasoning { .. } => (item["summary"], item["content"]) = (json!([]), json!([])),
             Self::Message { .. } => (item["content"], item["status"]) = (json!([]), json!("in_progress")),
-            Self::Call { .. } => (item["arguments"], item["status"]) = (json!(""), json!("in_progress")),
+            Self::Call { .. } => {
+                if let Some((_, text)) = client_tools::text_of(&item) {
+                    item[text] = json!("");
+                }
+                item["status"] = json!("in_progress");
+            }
         }
         item
     }
@@ -505,13 +591,14 @@ impl Stream {
                 self.push("response.content_part.done", part("content_index", json!({"part": output_text(text)})));
             }
             OutputItem::Call { id, call } => {
-                let mut delta = json!({"item_id": id, "output_index": index});
-                let mut done = delta.clone();
-                delta["delta"] = json!(call.arguments);
-                done["arguments"] = json!(call.arguments);
-                done["name"] = json!(call.name);
-                self.push("response.function_call_arguments.delta", delta);
-                self.push("response.function_call_arguments.done", done);
+                // Calls whose content is an object have no events for its pieces.
+                if let Some(((delta_event, done_event), text)) = client_tools::text_of(call) {
+                    let mut done = json!({"item_id": id, "output_index": index, "name": call["name"]});
+                    let delta = json!({"item_id": id, "output_index": index, "delta": call[text]});
+                    done[text] = call[text].clone();
+                    self.push(delta_event, delta);
+                    self.push(done_event, done);
+                }
             }
         }
         self.push("response.output_item.done", json!({"output_index": index, "item": item.whole()}));

@@ -1,64 +1,96 @@
 //! Tools and the choice between them, as far as dialects treat them alike.
 //!
-//! Hosted tools (web search, code interpreters, computer use, MCP) run at the provider, so no engine here can run them.
-//! Their definitions are left out with a warning. If the request requires one of them, it is refused.
+//! Hosted tools (web search, code interpreters, MCP servers) run at the provider, so nothing here can run them, and
+//! computer use needs images. Their definitions are left out with a warning. If the request requires one of them, it is
+//! refused. Tools that run at the client in another shape than that of a function are in `client_tools`.
 
-use std::{borrow::Cow, collections::BTreeSet};
+use std::{borrow::Cow, collections::BTreeMap};
 
 use forebay_client::wire::replace_lone_surrogates;
 
 use crate::{
-    dialect::DialectError,
+    dialect::{ClientTool, ClientTools, DialectError},
     json::{self, Item, Object},
-    request::{Tool, ToolChoice},
+    request::{Tool, ToolChoice, Warnings},
 };
 
-/// The most warnings of a request. A body may have a hundred thousand blocks that are left out, and a warning is longer
-/// than such a block.
-const WARNINGS_MAX: usize = 64;
-
-/// Notes that a part of a request was left out, because nothing here can run it.
-pub(super) fn left_out(warnings: &mut Vec<String>, item: &Item<'_>, what: &str, kind: &str) {
-    if warnings.len() < WARNINGS_MAX {
-        warnings.push(format!("{}: {what} of type {kind:?} cannot run here and was left out", item.path()));
-    }
-}
+/// The most hosted tools that a refusal names.
+const NAMED_MAX: usize = 16;
 
 /// The tools of a request while they are read.
 #[derive(Default)]
 pub(super) struct Offer {
     tools: Vec<Tool>,
-    names: BTreeSet<String>,
+    /// The place of each tool.
+    places: BTreeMap<String, usize>,
+    of_client: ClientTools,
     left_out: Vec<String>,
+    /// Whether a tool replaces one with its name, which is refused otherwise.
+    replaces: bool,
+}
+
+/// What is offered to the model.
+#[derive(Default)]
+pub(super) struct Offered {
+    pub(super) tools: Vec<Tool>,
+    pub(super) client_tools: ClientTools,
+    pub(super) choice: Option<ToolChoice>,
 }
 
 impl Offer {
+    /// Adds a function.
     pub(super) fn add(&mut self, tool: Tool, item: &Item<'_>) -> Result<(), DialectError> {
+        self.put(tool, None, item)
+    }
+
+    /// Adds a tool that is no plain function at the client.
+    pub(super) fn add_of_client(
+        &mut self,
+        (tool, of_client): (Tool, ClientTool),
+        item: &Item<'_>,
+    ) -> Result<(), DialectError> {
+        self.put(tool, Some(of_client), item)
+    }
+
+    fn put(&mut self, tool: Tool, of_client: Option<ClientTool>, item: &Item<'_>) -> Result<(), DialectError> {
         if tool.name.is_empty() {
             return Err(item.invalid("has no name"));
         }
-        if !self.names.insert(tool.name.clone()) {
+        let place = self.places.get(&tool.name).copied();
+        if place.is_some() && !self.replaces {
             return Err(item.invalid(format!("has the same name as another tool: {:?}", tool.name)));
         }
-        self.tools.push(tool);
+        match of_client {
+            Some(of_client) => self.of_client.insert(tool.name.clone(), of_client),
+            None => self.of_client.remove(&tool.name),
+        };
+        if let Some(place) = place {
+            self.tools[place] = tool;
+        } else {
+            self.places.insert(tool.name.clone(), self.tools.len());
+            self.tools.push(tool);
+        }
         Ok(())
     }
 
-    pub(super) fn leave_out(&mut self, kind: &str, item: &Item<'_>, warnings: &mut Vec<String>) {
-        left_out(warnings, item, "a tool", kind);
-        if self.left_out.len() < WARNINGS_MAX {
+    /// From now on, a tool replaces one with its name: a client repeats tools in its history.
+    pub(super) fn replace_repeated(&mut self) {
+        self.replaces = true;
+    }
+
+    pub(super) fn leave_out(&mut self, kind: &str, item: &Item<'_>, warnings: &mut Warnings) {
+        warnings.left_out(item, "tool", kind);
+        if self.left_out.len() < NAMED_MAX {
             self.left_out.push(kind.to_owned());
         }
     }
 
     /// Checks the choice against the tools. Without tools there is nothing to choose, and some engines refuse a choice.
-    pub(super) fn choose(
-        self,
-        choice: Option<(ToolChoice, Item<'_>)>,
-    ) -> Result<(Vec<Tool>, Option<ToolChoice>), DialectError> {
-        let Some((choice, item)) = choice else { return Ok((self.tools, None)) };
+    pub(super) fn choose(self, choice: Option<(ToolChoice, Item<'_>)>) -> Result<Offered, DialectError> {
+        let offered = |tools, choice| Offered { tools, client_tools: self.of_client, choice };
+        let Some((choice, item)) = choice else { return Ok(offered(self.tools, None)) };
         match &choice {
-            ToolChoice::Function(name) if !self.names.contains(name) => {
+            ToolChoice::Function(name) if !self.places.contains_key(name) => {
                 return Err(item.invalid(format!("names {name:?}, which is no function of `tools`")));
             }
             ToolChoice::Required if self.tools.is_empty() && self.left_out.is_empty() => {
@@ -71,7 +103,7 @@ impl Offer {
             _ => {}
         }
         let choice = (!self.tools.is_empty()).then_some(choice);
-        Ok((self.tools, choice))
+        Ok(offered(self.tools, choice))
     }
 }
 

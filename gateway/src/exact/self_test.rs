@@ -6,8 +6,9 @@ use super::{ExactError, Renderer, encode::Bounds, renderer::Setting};
 use crate::{
     cancel::Cancellation,
     completion::ToolCall,
+    dialect::ClientTools,
     json,
-    request::{Content, Message, Request, Role, Tool},
+    request::{Content, Message, Request, Role, Tool, Warnings},
     system::{self, LaterSystem},
 };
 
@@ -72,7 +73,8 @@ fn conversation(renderer: &Renderer, has_system: bool, has_tools: bool) -> (Requ
         stop: Vec::new(),
         sampling: Vec::new(),
         other: Vec::new(),
-        warnings: Vec::new(),
+        client_tools: ClientTools::default(),
+        warnings: Warnings::default(),
         bytes: 0,
     };
     (request, first)

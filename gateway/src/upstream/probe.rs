@@ -14,7 +14,8 @@ use super::{
     models::Contradiction,
 };
 use crate::{
-    request::{Message, Request, Role, Tool},
+    dialect::ClientTools,
+    request::{Message, Request, Role, Tool, Warnings},
     system::{self, LaterSystem},
 };
 
@@ -386,7 +387,8 @@ fn request(prompt: &str) -> Request {
         stop: Vec::new(),
         sampling: Vec::new(),
         other: Vec::new(),
-        warnings: Vec::new(),
+        client_tools: ClientTools::default(),
+        warnings: Warnings::default(),
         bytes: 0,
     }
 }

@@ -5,6 +5,7 @@ mod bodies;
 mod canonical;
 mod chat;
 mod checks;
+mod client_tools;
 mod conversations;
 mod engine;
 mod errors;

@@ -126,8 +126,8 @@ fn opaque_parts_keep_their_text() {
 fn tools_of_the_provider_are_left_out_with_a_warning() {
     let tools = json!([
         {"type": "web_search"},
-        {"type": "namespace", "name": "mcp", "tools": [{"type": "function", "name": "x"}]},
-        {"type": "custom", "name": "apply_patch"},
+        {"type": "shell", "environment": {"type": "container_auto"}},
+        {"type": "mcp", "server_label": "s"},
         {"type": "function", "name": "f", "parameters": {}},
     ]);
     let request =
@@ -169,7 +169,8 @@ fn refusals_name_the_field() {
         (item(json!({"role": "user"})), "input[0].content", 400),
         (item(json!({"role": "user", "content": [{"type": "input_image"}]})), "input[0].content[0]", 422),
         (item(json!({"type": "item_reference", "id": "x"})), "input[0]", 422),
-        (item(json!({"type": "custom_tool_call"})), "input[0]", 422),
+        (item(json!({"type": "custom_tool_call"})), "input[0].call_id", 400),
+        (item(json!({"type": "local_shell_call", "call_id": "c"})), "input[0].action", 400),
         (item(json!({"type": "function_call", "name": "f"})), "input[0].call_id", 400),
         (item(json!({"type": "function_call_output", "call_id": "c"})), "input[0].output", 400),
         (item(json!({"type": "reasoning", "summary": [{"type": "summary_text"}]})), "input[0].summary[0].text", 400),

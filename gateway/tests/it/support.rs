@@ -1,6 +1,6 @@
 //! What the tests share.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use forebay_gateway::{
     Completion, Dialect, DialectError, Request, Upstream, UpstreamError,
@@ -40,7 +40,13 @@ pub(crate) fn field_of(error: &DialectError) -> (&str, u16) {
 
 /// An envelope with fixed values.
 pub(crate) fn envelope() -> Envelope {
-    Envelope { id: "7f3c".to_owned(), created_s: 1_700_000_000, model: "default".to_owned(), stream_usage: false }
+    Envelope {
+        id: "7f3c".to_owned(),
+        created_s: 1_700_000_000,
+        model: "default".to_owned(),
+        stream_usage: false,
+        tools: Arc::default(),
+    }
 }
 
 /// A completion of three ids with this message.

@@ -253,6 +253,8 @@ class SessionPolicy:
     """Number of tokens that were sampled in these calls."""
     special_tokens: int = 0
     """Number of special tokens of the model in the texts of these calls, in the mode `exact`; 0 otherwise."""
+    warnings: list[str] = field(default_factory=list)
+    """Warnings about these calls, each once: a name, a colon and a sentence. The receipt has them, too."""
 
 
 @dataclass(slots=True, kw_only=True)

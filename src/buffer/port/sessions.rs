@@ -173,6 +173,8 @@ pub struct SessionPolicy {
     pub sampled: u64,
     /// Special tokens in the texts of these calls.
     pub special_tokens: u64,
+    /// Warnings about these calls, each once.
+    pub warnings: Vec<String>,
 }
 
 /// What became of an ended session, as its row keeps it.
@@ -218,6 +220,8 @@ pub struct RecordCall {
     pub sampled: usize,
     /// Special tokens in its texts.
     pub special_tokens: u64,
+    /// What to tell the producer about it.
+    pub warnings: Vec<String>,
     /// Packed columns.
     pub body: Vec<u8>,
     /// BLAKE3 hash of `body`.

@@ -20,6 +20,9 @@ pub const LOGPROB_NONE: f32 = -9999.0;
 /// A token with a lower log-probability was almost certainly not sampled: its probability is below 4e-44.
 pub const LOGPROB_LIKELY_MIN: f32 = -100.0;
 
+/// The names of the warnings about the calls of sessions.
+const OF_SESSIONS: [&str; 1] = ["part-left-out"];
+
 /// A warning for the producer of a rollout that was accepted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Warning {
@@ -33,6 +36,13 @@ impl Warning {
     /// Creates a warning.
     pub fn new(name: &'static str, detail: impl Into<String>) -> Self {
         Self { name, detail: detail.into() }
+    }
+
+    /// The warning that a call of a session was stored with.
+    pub(in crate::buffer) fn of_session(stored: &str) -> Option<Self> {
+        let (name, detail) = stored.split_once(": ")?;
+        let name = OF_SESSIONS.into_iter().find(|known| *known == name)?;
+        Some(Self::new(name, detail))
     }
 }
 

@@ -177,20 +177,26 @@ fn read(mut row: Row) -> Result<Session, StoreError> {
     })
 }
 
+/// Reads the warnings about the calls of a session.
+fn read_warnings(stored: Option<String>) -> Result<Vec<String>, StoreError> {
+    let read = stored.map(|stored| serde_json::from_str(&stored)).transpose();
+    read.map(Option::unwrap_or_default).map_err(|_| StoreError::Corrupt("a session has malformed warnings".to_owned()))
+}
+
 /// Reads sessions of rows, with their policies.
 async fn read_all(tx: &mut Tx<'_>, rows: Vec<Row>) -> Result<Vec<Session>, StoreError> {
     const SELECT_SESSION_POLICIES: Statement = Statement {
         sqlite: "-- select_session_policies
             SELECT sp.session_pk, p.name AS policy, sp.run, p.run AS current_run, sp.version,
                 p.version AS current_version, sp.group_size, sp.admission_id, sp.calls, sp.sampled,
-                sp.special_tokens
+                sp.special_tokens, sp.warnings
             FROM session_policy AS sp
             JOIN policy AS p ON p.policy_pk = sp.policy_pk
             WHERE sp.session_pk IN (SELECT value FROM json_each($1))",
         postgres: "-- select_session_policies
             SELECT sp.session_pk, p.name AS policy, sp.run, p.run AS current_run, sp.version,
                 p.version AS current_version, sp.group_size, sp.admission_id, sp.calls, sp.sampled,
-                sp.special_tokens
+                sp.special_tokens, sp.warnings
             FROM session_policy AS sp
             CROSS JOIN LATERAL (SELECT name, run, version FROM policy WHERE policy_pk = sp.policy_pk OFFSET 0) AS p
             WHERE sp.session_pk = ANY ($1::bigint[])",
@@ -214,6 +220,7 @@ async fn read_all(tx: &mut Tx<'_>, rows: Vec<Row>) -> Result<Vec<Session>, Store
             calls: row.get("calls")?,
             sampled: row.get("sampled")?,
             special_tokens: row.get("special_tokens")?,
+            warnings: read_warnings(row.get("warnings")?)?,
         };
         policies.entry(row.get("session_pk")?).or_default().push(policy);
     }

@@ -18,6 +18,8 @@ mod group;
 mod requests;
 mod systems;
 mod teachers;
+#[cfg(feature = "exact")]
+mod tools;
 mod work;
 
 use std::time::Duration;

@@ -172,6 +172,7 @@ async fn record_call(store: &dyn Store) {
         prompt: 1,
         sampled: 1,
         special_tokens: 0,
+        warnings: Vec::new(),
         body,
         digest,
         request: None,

@@ -161,7 +161,7 @@ impl SessionCalls {
         let marks = Marks {
             version_assumed: trained.any(|&call| of_policy.stored[call].columns.version_assumed),
             sampled_nothing: totals.sampled_tokens == 0 && of_policy.delivered.contains(&true),
-            delivered_dropped: delivered_dropped(totals.dropped.retry, retries),
+            warnings: delivered_dropped(totals.dropped.retry, retries).into_iter().collect(),
         };
         Ok(Assembled { segments, totals, marks, breaks })
     }

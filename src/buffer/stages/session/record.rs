@@ -27,7 +27,7 @@ use crate::{
         },
         refusal::{BufferError, Refusal},
         states::SessionState,
-        warnings::LOGPROB_MAX,
+        warnings::{LOGPROB_MAX, Warning},
     },
     clock::Timestamp,
 };
@@ -93,6 +93,8 @@ pub struct NewCall {
     pub stopped_on_token: bool,
     /// Special tokens of the model in the texts of the request that no earlier call has.
     pub special_tokens: u64,
+    /// What to tell the producer about it.
+    pub warnings: Vec<Warning>,
     /// Digest of the request's body.
     pub body_digest: [u8; 32],
     /// How many times the client says that it has repeated the request.
@@ -318,6 +320,7 @@ pub(in crate::buffer) async fn record(
         prompt,
         sampled,
         special_tokens: call.special_tokens,
+        warnings: call.warnings.iter().map(ToString::to_string).collect(),
         body,
         digest,
         request,

@@ -17,6 +17,7 @@ use crate::buffer::{
     ingest::{self, Marks},
     port::{EndSession, Session, SessionPolicy, StoreError},
     refusal::{BufferError, Refusal},
+    warnings::Warning,
 };
 
 /// The rollouts of a session, and its end.
@@ -117,12 +118,15 @@ pub(super) async fn assemble(buffer: &Buffer, wanted: &Ending, session: &Session
         .iter()
         .zip(assembled)
         .zip(teachers)
-        .map(|((policy, assembled), teacher)| AssembledRollout {
-            session_id: session.session_id,
-            policy: policy.policy.clone(),
-            teacher,
-            marks: assembled.marks.clone(),
-            trajectory: trajectory(session, policy, wanted, assembled, metadata.clone()),
+        .map(|((policy, mut assembled), teacher)| {
+            assembled.marks.warnings.extend(policy.warnings.iter().filter_map(|text| Warning::of_session(text)));
+            AssembledRollout {
+                session_id: session.session_id,
+                policy: policy.policy.clone(),
+                teacher,
+                marks: assembled.marks.clone(),
+                trajectory: trajectory(session, policy, wanted, assembled, metadata.clone()),
+            }
         })
         .collect();
     let end = EndSession {

@@ -2,6 +2,7 @@
 
 use async_trait::async_trait;
 
+use super::read_warnings;
 use crate::{
     buffer::{
         call::CallColumns,
@@ -19,6 +20,9 @@ use crate::{
         sql::{Row, Statement, Tx, among_keys, args, key_list, locking},
     },
 };
+
+/// The most warnings that a session keeps of the calls of a policy. An agent may name any types of parts.
+const WARNINGS_MAX: usize = 32;
 
 /// The session of a call, whose row is locked.
 struct Recording {
@@ -88,7 +92,7 @@ impl Op for RecordCall {
     async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
         const FIND_POLICY: Statement = Statement::new(
             "-- find_recorded_policy
-            SELECT sp.policy_pk
+            SELECT sp.policy_pk, sp.warnings
             FROM policy AS p
             JOIN session_policy AS sp ON sp.policy_pk = p.policy_pk
             WHERE p.name = $1 AND sp.session_pk = $2",
@@ -103,7 +107,8 @@ impl Op for RecordCall {
         const COUNT_CALL_OF_POLICY: Statement = Statement::new(
             "-- count_call_of_policy
             UPDATE session_policy
-            SET calls = calls + 1, sampled = sampled + $3, special_tokens = special_tokens + $4
+            SET calls = calls + 1, sampled = sampled + $3, special_tokens = special_tokens + $4,
+                warnings = COALESCE($5, warnings)
             WHERE session_pk = $1 AND policy_pk = $2",
         );
         let Some(session) = Recording::lock(tx, self.session_pk).await? else {
@@ -115,17 +120,29 @@ impl Op for RecordCall {
         let found = tx.fetch_optional(FIND_POLICY, args![self.policy.as_str(), self.session_pk]).await?;
         let Some(mut found) = found else { return Ok(Err(Refusal::UnknownPolicy(self.policy.clone()))) };
         let policy: PolicyPk = found.get("policy_pk")?;
+        let warnings = self.new_warnings(read_warnings(found.get("warnings")?)?);
         let call = self.insert(tx, policy, session.calls + 1).await?;
         let due_at = session.expires_at.min(self.now.plus_seconds(session.idle_s));
         let counts = args![self.session_pk, self.bytes(), self.segments, self.tokens, self.now, due_at];
         tx.guarded(COUNT_CALL, counts, 1).await?;
-        let counts = args![self.session_pk, policy, self.sampled, self.special_tokens];
+        let counts = args![self.session_pk, policy, self.sampled, self.special_tokens, warnings];
         tx.guarded(COUNT_CALL_OF_POLICY, counts, 1).await?;
         Ok(Ok(call))
     }
 }
 
 impl RecordCall {
+    /// The warnings of the session's policy with those of the call. `None` if nothing is new.
+    fn new_warnings(&self, mut stored: Vec<String>) -> Option<String> {
+        let before = stored.len();
+        for warning in &self.warnings {
+            if stored.len() < WARNINGS_MAX && !stored.contains(warning) {
+                stored.push(warning.clone());
+            }
+        }
+        (stored.len() > before).then(|| serde_json::to_string(&stored).expect("texts are always JSON"))
+    }
+
     async fn insert(&self, tx: &mut Tx<'_>, policy: PolicyPk, seq: u32) -> Result<RecordedCall, StoreError> {
         const INSERT_CALL: Statement = Statement::new(
             "-- insert_call
