@@ -57,6 +57,8 @@ pub struct Canonical {
     is_repeat: bool,
     /// Those of the tools.
     defaults: Defaults,
+    /// For each message the ids that link it with others, if they are kept.
+    links: Vec<Vec<String>>,
 }
 
 impl Canonical {
@@ -71,7 +73,22 @@ impl Canonical {
             Some(*ids)
         };
         let ids = request.messages.iter().scan(Hash::NO_IDS, of_message).collect();
-        Self { messages, keys, ids, head: key::head(request), defaults, agent: None, is_repeat: false }
+        Self {
+            messages,
+            keys,
+            ids,
+            head: key::head(request),
+            defaults,
+            agent: None,
+            is_repeat: false,
+            links: Vec::new(),
+        }
+    }
+
+    /// The request with the ids of its tool calls, so that its messages can be made again of what is stored.
+    #[must_use]
+    pub fn with_links(self, request: &Request) -> Self {
+        Self { links: request.messages.iter().map(record::links).collect(), ..self }
     }
 
     /// The request with who sent it, and whether its client says that it sent it before. Where answers are equal, this helps to

@@ -9,6 +9,7 @@ mod errors;
 mod events;
 mod fields;
 mod messages;
+mod references;
 mod responses;
 mod sse;
 mod tools;
@@ -18,6 +19,7 @@ pub(crate) use errors::RETRY_AFTER_S;
 pub use errors::{DialectError, ErrorReply};
 pub use events::Events;
 pub use messages::token_count;
+pub use references::{References, message_of, not_found, response_id};
 pub use sse::SseEvent;
 
 pub(crate) use fields::{is_taken, recorded};
@@ -73,14 +75,27 @@ impl Dialect {
 
     /// Parses the body of a call. An error names the field. If the call is recorded, [`Request::recorded`] follows.
     pub fn parse(self, body: &[u8]) -> Result<Request, DialectError> {
+        let mut references = References::default();
+        match self.parse_with(body, &mut references)? {
+            Some(request) => Ok(request),
+            None => Err(references.missing()),
+        }
+    }
+
+    /// The same for a request that may name answers instead of sending them. `None` if some of them are not there yet:
+    /// `references` then says which.
+    pub fn parse_with(self, body: &[u8], references: &mut References) -> Result<Option<Request>, DialectError> {
         structure::check(body)?;
         let request = match self {
             Self::Chat => chat::parse(body),
             Self::Messages => messages::parse(body),
-            Self::Responses => responses::parse(body),
+            Self::Responses => responses::parse(body, references),
         }?;
+        if references.is_incomplete() {
+            return Ok(None);
+        }
         structure::check_arguments(&request)?;
-        Ok(request)
+        Ok(Some(request))
     }
 
     /// Writes the body of an answer.

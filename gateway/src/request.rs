@@ -43,7 +43,10 @@ pub struct Request {
     pub client_tools: ClientTools,
     /// What was left out of the request.
     pub warnings: Warnings,
-    /// The bytes of the body. How long work on the request takes follows from them.
+    /// Whether the first message is what Responses calls instructions, which belong to one request and not to the
+    /// conversation.
+    pub has_instructions: bool,
+    /// The bytes of the body and of what it names. How long work on the request takes follows from them.
     pub bytes: usize,
 }
 

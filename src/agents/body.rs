@@ -69,6 +69,21 @@ pub(super) async fn pay_structure(
     Ok(())
 }
 
+/// Takes bytes that a call needs besides its body, as long as the body's.
+pub(super) async fn pay_more(
+    agents: &Agents,
+    session: SessionId,
+    shares: &mut Shares,
+    bytes: usize,
+) -> Result<(), DialectError> {
+    let budget = &agents.0.bytes;
+    // A call that needs more than is left of the whole budget gets all of it.
+    let bytes = bytes.min(budget.bytes().saturating_sub(shares.bytes()));
+    let more = budget.take_more(owner(session), shares.bytes(), bytes, Duration::ZERO).await;
+    shares.push(more.map_err(|_| overloaded())?);
+    Ok(())
+}
+
 /// Takes bytes of the budget for work on a call that holds `held` bytes, until so many bytes are taken. They are given back
 /// with the function. Work that needs more than is left of the whole budget gets all of it.
 pub(super) fn work_memory(agents: &Agents, held: usize) -> impl Fn(usize) -> bool + Send + use<> {

@@ -16,7 +16,7 @@ use forebay_gateway::{
     Completion, Dialect, DialectError, Request,
     canonical::{Canonical, Continued},
     completion::{Finish, StopMatch},
-    dialect::{ClientTools, Envelope, called},
+    dialect::{ClientTools, Envelope, References, called},
     lineage::AgentLabel,
     request::LeftOut,
     upstream::Answered,
@@ -35,7 +35,7 @@ use super::{
     body::{self, ReadBody},
     exact::Exact,
     histories::{Holds, Recorded},
-    refusal,
+    references, refusal,
     upstreams::{NoUpstream, Route},
 };
 use crate::{
@@ -96,13 +96,33 @@ pub(super) struct Answer {
 
 /// The answer as it is stored. The ids have columns of their own.
 #[derive(Serialize, Deserialize)]
-struct StoredAnswer<'a> {
+pub(super) struct StoredAnswer<'a> {
     id: Cow<'a, str>,
     created_s: u64,
-    completion: Cow<'a, Completion>,
+    pub(super) completion: Cow<'a, Completion>,
+    /// The model as the agent named it. Answers of earlier versions do not have it.
+    #[serde(default)]
+    model: Cow<'a, str>,
     /// What the client calls the tools in it.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     tools: ClientTools,
+    /// Whether the first message of the request is instructions.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub(super) has_instructions: bool,
+}
+
+impl StoredAnswer<'_> {
+    /// The answer in another dialect's words, without the request that it answered.
+    pub(super) fn written(self, dialect: Dialect) -> Vec<u8> {
+        let envelope = Envelope {
+            id: self.id.into_owned(),
+            created_s: self.created_s,
+            model: self.model.into_owned(),
+            stream_usage: false,
+            tools: Arc::new(self.tools),
+        };
+        dialect.answer(&self.completion, &envelope)
+    }
 }
 
 impl Call {
@@ -111,23 +131,34 @@ impl Call {
         dialect: Dialect,
         permit: CallPermit,
         headers: &HeaderMap,
-        ReadBody { bytes, shares }: ReadBody,
+        ReadBody { bytes, mut shares }: ReadBody,
         times: Times,
     ) -> Result<Self, DialectError> {
         let length = bytes.len();
-        let parse = || {
-            let mut request = dialect.parse(&bytes)?;
+        let parse = |references: &mut References| {
+            let Some(mut request) = dialect.parse_with(&bytes, references)? else { return Ok(None) };
             // A name that the session does not know is refused later.
             let is_recorded = permit.policy(&request.model).is_ok_and(|policy| policy.is_some());
             if is_recorded {
                 request = request.recorded()?;
             }
-            Ok::<_, DialectError>((*blake3::hash(&bytes).as_bytes(), request, is_recorded))
+            Ok::<_, DialectError>(Some((*blake3::hash(&bytes).as_bytes(), request, is_recorded)))
         };
-        let (digest, request, is_recorded) = work::run(length, parse).await?;
+        let mut references = References::default();
+        let mut parsed = work::run(length, || parse(&mut references)).await?;
+        if parsed.is_none() {
+            references::resolve(&agents, &permit, &mut references, &mut shares).await?;
+            parsed = work::run(length, || parse(&mut references)).await?;
+        }
+        let (digest, request, is_recorded) = parsed.ok_or(DialectError::Internal)?;
         drop(bytes);
         let mut request = agents.upstreams().adapted(&permit, request).await;
-        let canonical = work::run(length, || is_recorded.then(|| Canonical::of(&request))).await;
+        let canonical = || {
+            let canonical = Canonical::of(&request);
+            // A later request may name the answer instead of sending the conversation.
+            if dialect == Dialect::Responses { canonical.with_links(&request) } else { canonical }
+        };
+        let canonical = work::run(length, || is_recorded.then(canonical)).await;
         check_name(&request.model).map_err(|why| DialectError::Invalid { field: "model".to_owned(), why })?;
         for warning in request.warnings.iter() {
             tracing::debug!(warning, "a part of a call was left out");
@@ -306,7 +337,9 @@ impl Call {
             id: Cow::Borrowed(&self.id),
             created_s: self.created_s,
             completion: Cow::Borrowed(&completion),
+            model: Cow::Borrowed(&self.request.model),
             tools: called(&self.tools, &completion.message.tool_calls),
+            has_instructions: self.request.has_instructions,
         };
         let write = || serde_json::to_string(&stored).expect("an answer is text and numbers");
         new.response = work::run(bytes, write).await;
@@ -317,7 +350,8 @@ impl Call {
             let recorded = call.agents.buffer().record_call(&call.permit, new).await?;
             let mut history = history.lock().await;
             let (policy, prompt, ids) = (&policy_name, &prompt, &ids);
-            let added = Recorded { seq: recorded.seq, policy, record: &record, prompt, ids, message: &message };
+            let (seq, id) = (recorded.seq, &call.id);
+            let added = Recorded { seq, policy, record: &record, prompt, ids, message: &message, id };
             work::run(bytes, || history.add(&added, holds)).await;
             call.agents.histories().note(session_id, history.size());
             audit.into_iter().for_each(Audit::begin);

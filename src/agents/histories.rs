@@ -49,6 +49,8 @@ pub(super) struct SessionHistory {
     known: KnownCalls,
     /// The most ids of a call's prompt and answer, also of one whose ids are not held.
     longest_path: usize,
+    /// The number of each call by the id of its answer.
+    answers: HashMap<String, u32>,
 }
 
 /// A call that was recorded.
@@ -59,6 +61,8 @@ pub(super) struct Recorded<'a> {
     pub(super) prompt: &'a [i32],
     pub(super) ids: &'a [i32],
     pub(super) message: &'a AssistantMessage,
+    /// The id of the answer.
+    pub(super) id: &'a str,
 }
 
 impl SessionHistory {
@@ -92,8 +96,8 @@ impl SessionHistory {
     fn add_stored(&mut self, text: &RecordedText, holds: Holds) {
         self.longest_path = self.longest_path.max(text.prompt.len() + text.ids.len());
         let record = text.request.as_deref().map(Record::from_json);
-        match (record, message(&text.response)) {
-            (Some(Ok(record)), Ok(message)) => {
+        match (record, answer(&text.response)) {
+            (Some(Ok(record)), Ok(Answer { id, message })) => {
                 let call = Recorded {
                     seq: text.seq,
                     policy: &text.policy,
@@ -101,6 +105,7 @@ impl SessionHistory {
                     prompt: &text.prompt,
                     ids: &text.ids,
                     message: &message,
+                    id: &id,
                 };
                 self.add(&call, holds);
             }
@@ -111,6 +116,11 @@ impl SessionHistory {
                 self.known.learn(text.seq);
             }
         }
+    }
+
+    /// The number of the call with this answer.
+    pub(super) fn call_of(&self, answer: &str) -> Option<u32> {
+        self.answers.get(answer).copied()
     }
 
     /// The most ids that a prompt can have in common with a call.
@@ -139,6 +149,7 @@ impl SessionHistory {
             return;
         }
         self.longest_path = self.longest_path.max(call.prompt.len() + call.ids.len());
+        self.answers.insert(call.id.to_owned(), call.seq);
         let paths = self.policies.entry(call.policy.clone()).or_default();
         let (prompt, ids) = match holds {
             Holds::Messages => (&[][..], &[][..]),
@@ -152,16 +163,27 @@ impl SessionHistory {
 
     pub(super) fn size(&self) -> usize {
         let size = |paths: &Paths| paths.ids() + MESSAGE_IDS * paths.history().messages();
-        self.policies.values().map(size).sum()
+        self.policies.values().map(size).sum::<usize>() + MESSAGE_IDS * self.answers.len()
     }
+}
+
+/// What is needed of a stored answer.
+struct Answer {
+    id: String,
+    message: AssistantMessage,
+}
+
+fn answer(response: &str) -> Result<Answer, serde_json::Error> {
+    #[derive(Deserialize)]
+    struct Stored {
+        id: String,
+        completion: Completion,
+    }
+    let Stored { id, completion } = serde_json::from_str(response)?;
+    Ok(Answer { id, message: completion.message })
 }
 
 /// The message of a stored answer.
 pub(super) fn message(response: &str) -> Result<AssistantMessage, serde_json::Error> {
-    /// The part of a stored answer that is needed.
-    #[derive(Deserialize)]
-    struct Answer {
-        completion: Completion,
-    }
-    serde_json::from_str::<Answer>(response).map(|answer| answer.completion.message)
+    answer(response).map(|answer| answer.message)
 }

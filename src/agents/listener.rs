@@ -2,6 +2,7 @@
 
 use std::{
     any::Any,
+    collections::HashMap,
     time::{Duration, Instant},
 };
 
@@ -22,7 +23,7 @@ use super::{
     Agents, answer,
     body::{self, ReadBody},
     call::{Call, Times, number},
-    counting, refusal,
+    counting, references, refusal,
 };
 use crate::{
     buffer::{
@@ -45,6 +46,7 @@ pub fn router(agents: Agents) -> Router {
     let calls = Router::new()
         .route("/chat/completions", post(chat))
         .route("/responses", post(responses))
+        .route("/responses/{response}", get(retrieve))
         .route("/messages", post(messages))
         .route("/messages/count_tokens", post(count_tokens))
         .route("/models", get(models));
@@ -66,6 +68,21 @@ async fn chat(State(agents): State<Agents>, id: Id, request: Request) -> Respons
 
 async fn responses(State(agents): State<Agents>, id: Id, request: Request) -> Response {
     call(agents, Dialect::Responses, id, request).await
+}
+
+/// A response that was recorded.
+async fn retrieve(
+    State(agents): State<Agents>,
+    Path(names): Path<HashMap<String, String>>,
+    headers: HeaderMap,
+) -> Response {
+    let id = names.get("id").cloned().map(Path);
+    let response = names.get("response").map(String::as_str).unwrap_or_default();
+    let read = async { references::response(&agents, &permit(&agents, id, &headers).await?, response).await };
+    match read.await {
+        Ok(body) => answer::json(body),
+        Err(error) => answer::error(Dialect::Responses, &error),
+    }
 }
 
 async fn messages(State(agents): State<Agents>, id: Id, request: Request) -> Response {

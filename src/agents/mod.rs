@@ -9,7 +9,7 @@
 //! 2. `body`: its body is read within a budget.
 //! 3. `call`: the call is recorded once the engine has answered. `asking` has it answer, `upstreams` knows the engines
 //!    and whether they are ready, `histories` knows the calls before, and `exact` renders prompts for engines that are
-//!    sent ids.
+//!    sent ids. `references` finds answers that a call names instead of sending them.
 //! 4. `answer`: the answer is written, at once or as events.
 //!
 //! `audits` has the engine score a sample of recorded calls again. `counting` tells agents how many tokens a prompt has, and `teachers` lets engines score the segments of finished
@@ -31,6 +31,7 @@ mod exact;
 mod histories;
 mod listener;
 mod orphans;
+mod references;
 mod refusal;
 mod teachers;
 mod upstreams;

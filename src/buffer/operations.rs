@@ -40,7 +40,10 @@ use super::{
     rules::{Rules, unused},
     samples::{self, SampleReader, ShardTotals},
     series::{self, Series, SeriesRequest},
-    session::{self, Abort, CallPermit, Ended, Finish, NewCall, OpenSession, Opened, RecordedTexts, Replayed, Turn},
+    session::{
+        self, Abort, CallPermit, CallText, Ended, Finish, NewCall, OpenSession, Opened, RecordedTexts, Replayed,
+        TextPage, Turn,
+    },
     shard::{Division, Shard},
     step_log, sweep,
     tally::Tallies,
@@ -144,6 +147,17 @@ impl Buffer {
     #[instrument(level = "debug", skip_all, fields(session.id = %permit.session_id()))]
     pub async fn recorded_texts(&self, permit: &CallPermit) -> Result<RecordedTexts, BufferError> {
         Ok(session::texts(self, permit).await?)
+    }
+
+    /// The texts of one recorded call; none if there is no call with this number.
+    #[instrument(level = "debug", skip_all, fields(session.id = %permit.session_id()))]
+    pub async fn recorded_text(
+        &self,
+        permit: &CallPermit,
+        seq: u32,
+        page: &mut TextPage,
+    ) -> Result<Option<CallText>, BufferError> {
+        Ok(session::text(self, permit, seq, page).await?)
     }
 
     /// Notes that the agent received the answer of a call. It is stored with the next sweep, or when a session ends.

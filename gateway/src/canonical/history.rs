@@ -234,6 +234,7 @@ impl History {
             continues: None,
             has_siblings: self.look(request).is_err(),
             messages: request.messages[node.depth as usize..].to_vec(),
+            links: request.links.iter().skip(node.depth as usize).flatten().cloned().collect(),
         }
     }
 

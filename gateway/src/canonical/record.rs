@@ -5,7 +5,7 @@ use serde_json::value::RawValue;
 
 use super::{Defaults, key::Hash};
 use crate::{
-    completion::AssistantMessage,
+    completion::{AssistantMessage, ToolCall},
     dialect::DialectError,
     json::{Item, object_of},
     request::{Content, Message, Role},
@@ -109,6 +109,9 @@ pub struct Record {
     /// The messages behind the shared ones.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) messages: Vec<CanonicalMessage>,
+    /// The ids of the tool calls in these messages and those that results name, in their order, if they are kept.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(super) links: Vec<String>,
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
@@ -135,6 +138,18 @@ impl Record {
     #[must_use]
     pub fn after(&self) -> Option<u32> {
         self.after
+    }
+
+    /// Makes the messages of the request, given those of the call that it follows with its answer. Only texts are made
+    /// again. `None` if there is something else, or if the ids were not kept.
+    #[must_use]
+    pub fn messages(&self, mut before: Vec<Message>) -> Option<Vec<Message>> {
+        before.truncate(self.shared as usize);
+        let mut links = self.links.iter().cloned();
+        for message in &self.messages {
+            before.push(message.restored(&mut links)?);
+        }
+        (links.next().is_none() && before.len() == self.shared as usize + self.messages.len()).then_some(before)
     }
 
     /// The JSON that is stored.
@@ -171,6 +186,32 @@ impl CanonicalMessage {
         }
     }
 
+    /// The message, with its ids.
+    fn restored(&self, links: &mut impl Iterator<Item = String>) -> Option<Message> {
+        if !self.parts.is_empty() || self.name.is_some() {
+            return None;
+        }
+        let role = match self.role {
+            CanonicalRole::System => Role::System,
+            CanonicalRole::User => Role::User,
+            CanonicalRole::Assistant => Role::Assistant,
+            CanonicalRole::Tool => Role::Tool,
+        };
+        let call = |call: &CanonicalCall| {
+            let (name, arguments) = (call.name.clone(), call.arguments.clone());
+            Some(ToolCall { id: links.next()?, name, arguments })
+        };
+        let tool_calls: Vec<ToolCall> = self.calls.iter().map(call).collect::<Option<_>>()?;
+        let is_absent = self.text.is_empty() && !tool_calls.is_empty();
+        Some(Message {
+            content: if is_absent { Content::Absent } else { Content::Text(self.text.clone()) },
+            reasoning: self.reasoning.clone(),
+            tool_calls,
+            tool_call_id: if role == Role::Tool { Some(links.next()?) } else { None },
+            ..Message::empty(role)
+        })
+    }
+
     /// The canonical form of an answer.
     pub(super) fn of_answer(answer: &AssistantMessage) -> Self {
         Self {
@@ -186,6 +227,13 @@ impl CanonicalMessage {
                 .collect(),
         }
     }
+}
+
+/// The ids of a message: those of its tool calls, and that which a result names.
+pub(super) fn links(message: &Message) -> Vec<String> {
+    let calls = message.tool_calls.iter().map(|call| &call.id);
+    let result = message.tool_call_id.iter().filter(|_| message.role == Role::Tool);
+    calls.chain(result).cloned().collect()
 }
 
 /// A text, unless there is nothing but white space in it.

@@ -71,6 +71,7 @@ pub(super) fn parse(body: &[u8]) -> Result<Request, DialectError> {
         other,
         client_tools,
         warnings,
+        has_instructions: false,
         bytes: body.len(),
     })
 }

@@ -1,8 +1,7 @@
 //! OpenAI Responses.
 //!
 //! A conversation is a list of items here. The reasoning, the text and the tool calls of one turn are items of their
-//! own, and become one message of the assistant. Nothing is stored for the agent, so a request must contain the whole
-//! conversation.
+//! own, and become one message of the assistant. A request contains the whole conversation, or names recorded answers.
 
 use serde_json::{Value, json, value::RawValue};
 
@@ -10,6 +9,7 @@ use super::{
     DialectError, Envelope, SseEvent,
     client_tools::{self, ClientTool},
     fields,
+    references::{Part, References},
     tools::{Offer, Offered},
 };
 use crate::{
@@ -36,15 +36,17 @@ const SERVICE: [&str; 13] = [
 ];
 
 /// Fields that refer to something that the service would have stored.
-const STORED: [&str; 3] = ["previous_response_id", "conversation", "prompt"];
+const STORED: [&str; 2] = ["conversation", "prompt"];
 
-pub(super) fn parse(body: &[u8]) -> Result<Request, DialectError> {
+pub(super) fn parse(body: &[u8], references: &mut References) -> Result<Request, DialectError> {
     let mut object = Item::body(body)?.object()?;
     let mut warnings = Warnings::default();
     let sampling = fields::take_sampling(&mut object)?;
     for name in STORED {
         if let Some(item) = object.take(name) {
-            return Err(item.unsupported("refers to something stored; send the whole conversation in `input`"));
+            return Err(
+                item.unsupported("is not stored; send the conversation in `input`, or name `previous_response_id`")
+            );
         }
     }
     if let Some(item) = object.take("background")
@@ -56,10 +58,15 @@ pub(super) fn parse(body: &[u8]) -> Result<Request, DialectError> {
     let model = object.require("model")?.name()?;
     let instructions = object.take_string("instructions")?.filter(|text| !text.is_empty());
     let mut messages: Vec<Message> = instructions.map(|text| Message::text(Role::System, text)).into_iter().collect();
+    let has_instructions = !messages.is_empty();
+    if let Some(previous) = object.take("previous_response_id") {
+        messages.append(&mut references.conversation(&previous)?);
+    }
     let mut offer = Offer::default();
     read_tools(&mut object, &mut offer, &mut warnings)?;
     offer.replace_repeated();
-    read_input(&object.require("input")?, &mut messages, &mut offer, &mut warnings)?;
+    let mut reading = Reading { offer: &mut offer, warnings: &mut warnings, references };
+    read_input(&object.require("input")?, &mut messages, &mut reading)?;
     let Offered { tools, client_tools, choice: tool_choice } = choose(offer, &mut object)?;
     let stream = object.take_boolean("stream")?.unwrap_or(false);
     let max_tokens = object.take("max_output_tokens").map(|item| item.positive()).transpose()?;
@@ -83,7 +90,8 @@ pub(super) fn parse(body: &[u8]) -> Result<Request, DialectError> {
         other,
         client_tools,
         warnings,
-        bytes: body.len(),
+        bytes: body.len() + references.bytes(),
+        has_instructions,
     })
 }
 
@@ -127,12 +135,15 @@ fn numbered(name: &'static str, mut data: Value, number: usize) -> SseEvent {
     SseEvent::named(name, &data)
 }
 
-fn read_input(
-    input: &Item<'_>,
-    messages: &mut Vec<Message>,
-    offer: &mut Offer,
-    warnings: &mut Warnings,
-) -> Result<(), DialectError> {
+/// What the input adds to besides messages, and what it names.
+struct Reading<'a> {
+    offer: &'a mut Offer,
+    warnings: &'a mut Warnings,
+    references: &'a mut References,
+}
+
+fn read_input(input: &Item<'_>, messages: &mut Vec<Message>, reading: &mut Reading<'_>) -> Result<(), DialectError> {
+    let Reading { offer, warnings, references } = reading;
     if input.is_string() {
         messages.push(Message::text(Role::User, input.string()?));
         return Ok(());
@@ -144,7 +155,8 @@ fn read_input(
     let count = input.each(|item| {
         let mut object = item.object()?;
         let kind = object.take_string("type")?;
-        match kind.as_deref() {
+        let is_reference = kind.is_none() && object.find("role").is_none() && object.find("id").is_some();
+        match kind.as_deref().or(is_reference.then_some("item_reference")) {
             None | Some("message") => match role(&mut object)? {
                 Role::Assistant => turn.text(text_of(&object.require("content")?)?, messages),
                 role => {
@@ -171,9 +183,12 @@ fn read_input(
                     messages.push(Message::text(Role::User, texts));
                 }
             }
-            Some("item_reference") => {
-                return Err(item.unsupported("refers to an item that is not stored; send the item itself"));
-            }
+            Some("item_reference") => match references.item(&object.require("id")?.string()?)? {
+                Part::Unknown => {}
+                Part::Reasoning(text) => turn.reasoning(text, messages),
+                Part::Text(text) => turn.text(text.to_owned(), messages),
+                Part::Call(call) => turn.call(call.clone()),
+            },
             Some(kind) => {
                 if let Some(call) = client_tools::sent_back(kind, &mut object)? {
                     turn.call(call);
@@ -191,7 +206,7 @@ fn read_input(
     if count == 0 {
         return Err(input.invalid("must not be empty"));
     }
-    if messages.is_empty() {
+    if messages.is_empty() && !references.is_incomplete() {
         return Err(input.invalid("contains no message"));
     }
     Ok(())

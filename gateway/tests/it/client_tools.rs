@@ -5,7 +5,7 @@ use std::sync::Arc;
 use forebay_gateway::{
     Dialect, Request,
     completion::{AssistantMessage, ToolCall},
-    dialect::Envelope,
+    dialect::{Envelope, Events},
     request::ToolChoice,
 };
 use serde_json::{Value, json};
@@ -32,8 +32,8 @@ fn output(request: &Request, calls: &[ToolCall]) -> Vec<Value> {
     let completion = completion(AssistantMessage { tool_calls: calls.to_vec(), ..AssistantMessage::default() });
     let envelope = Envelope { tools: Arc::new(request.client_tools.clone()), ..envelope() };
     let answer: Value = serde_json::from_slice(&RESPONSES.answer(&completion, &envelope)).expect("an answer is JSON");
-    let events: Vec<_> = RESPONSES.events(&completion, &envelope).collect();
-    let seen = read_events(RESPONSES, &events);
+    let events = Events::new(RESPONSES).answer(&completion, &envelope);
+    let seen = read_events(&events);
     let of_type = |kind: &str| -> Vec<Value> {
         let found = seen.iter().map(|event| event.json()).filter(|data| data["type"] == kind);
         found.map(|mut data| data["item"].take()).collect()
@@ -128,8 +128,8 @@ fn the_input_of_a_free_form_tool_is_sent_in_events_of_its_own() {
     let calls = vec![tool_call("c", "exec", "{\"input\":\"text(1)\"}")];
     let completion = completion(AssistantMessage { tool_calls: calls, ..AssistantMessage::default() });
     let envelope = Envelope { tools: Arc::new(request.client_tools), ..envelope() };
-    let events: Vec<_> = RESPONSES.events(&completion, &envelope).collect();
-    let seen = read_events(RESPONSES, &events);
+    let events = Events::new(RESPONSES).answer(&completion, &envelope);
+    let seen = read_events(&events);
     let of = |name: &str| seen.iter().find(|event| event.event.as_deref() == Some(name)).map(|event| event.json());
     assert_eq!(of("response.custom_tool_call_input.delta").expect("a delta")["delta"], "text(1)");
     assert_eq!(of("response.custom_tool_call_input.done").expect("the input")["input"], "text(1)");
@@ -278,11 +278,11 @@ fn chat_completions_have_free_form_tools() {
     let message = &answer["choices"][0]["message"];
     let custom = json!({"id": "c", "type": "custom", "custom": {"name": "exec", "input": "text(1)"}});
     assert_eq!(message["tool_calls"], json!([custom]));
-    let events: Vec<_> = Dialect::Chat.events(&completion, &envelope).collect();
+    let events = Events::new(Dialect::Chat).answer(&completion, &envelope);
     let mut streamed = custom.clone();
     streamed["index"] = json!(0);
     let calls = |data: &Value| data["choices"][0]["delta"]["tool_calls"][0].clone();
-    assert!(read_events(Dialect::Chat, &events).iter().any(|event| calls(&event.json()) == streamed));
+    assert!(read_events(&events).iter().any(|event| calls(&event.json()) == streamed));
     let request =
         parsed(Dialect::Chat, &body(json!([question, message, {"role": "tool", "tool_call_id": "c", "content": "1"}])));
     assert_eq!(request.messages[1].tool_calls, [call]);

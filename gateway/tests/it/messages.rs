@@ -168,8 +168,6 @@ fn a_schema_of_the_answer_is_translated_and_noticed() {
 #[test]
 fn refusals_name_the_field() {
     let user = |content: Value| body(json!([{"role": "user", "content": content}]));
-    let assistant =
-        |content: Value| body(json!([{"role": "assistant", "content": content}, {"role": "user", "content": "x"}]));
     let cases = [
         (json!({"messages": []}), "model", 400),
         (body(json!([])), "messages", 400),

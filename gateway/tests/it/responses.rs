@@ -3,7 +3,7 @@
 use forebay_gateway::{
     Completion, Dialect,
     completion::{AssistantMessage, Finish},
-    dialect::Events,
+    dialect::{Events, References, message_of},
     request::{Content, Message, Role, ToolChoice},
 };
 use serde_json::{Value, json};
@@ -168,13 +168,14 @@ fn refusals_name_the_field() {
         (item(json!({"role": "tool", "content": "x"})), "input[0].role", 400),
         (item(json!({"role": "user"})), "input[0].content", 400),
         (item(json!({"role": "user", "content": [{"type": "input_image"}]})), "input[0].content[0]", 422),
-        (item(json!({"type": "item_reference", "id": "x"})), "input[0]", 422),
+        (item(json!({"type": "item_reference"})), "input[0].id", 400),
         (item(json!({"type": "custom_tool_call"})), "input[0].call_id", 400),
         (item(json!({"type": "local_shell_call", "call_id": "c"})), "input[0].action", 400),
         (item(json!({"type": "function_call", "name": "f"})), "input[0].call_id", 400),
         (item(json!({"type": "function_call_output", "call_id": "c"})), "input[0].output", 400),
         (item(json!({"type": "reasoning", "summary": [{"type": "summary_text"}]})), "input[0].summary[0].text", 400),
-        (with(json!({"previous_response_id": "resp_1"})), "previous_response_id", 422),
+        (with(json!({"previous_response_id": 1})), "previous_response_id", 400),
+        (with(json!({"conversation": "conv_1"})), "conversation", 422),
         (with(json!({"background": true})), "background", 422),
         (with(json!({"tools": [{"type": "function"}]})), "tools[0].name", 400),
         (
@@ -282,4 +283,55 @@ fn a_failed_call_is_told_in_the_stream() {
     let data: Value = serde_json::from_str(&event.data).expect("data is JSON");
     assert_eq!(data["response"]["status"], "failed");
     assert_eq!(data["response"]["error"]["code"], "context_length_exceeded");
+}
+
+#[test]
+fn a_request_may_name_answers_instead_of_sending_them() {
+    let references = |ids: &[&str]| {
+        let named = ids.iter().map(|id| json!({"type": "item_reference", "id": id}));
+        input(json!([json!({"role": "user", "content": "q"})].into_iter().chain(named).collect::<Vec<_>>())).to_string()
+    };
+    let body = references(&["rs_7f3c", "msg_7f3c", "fc_7f3c_0", "fc_7f3c_1"]);
+    let mut found = References::default();
+    assert!(RESPONSES.parse_with(body.as_bytes(), &mut found).expect("it is right").is_none());
+    assert_eq!(found.wanted().collect::<Vec<_>>(), ["7f3c"]);
+    found.found("7f3c", full_message(), 100);
+    let request = RESPONSES.parse_with(body.as_bytes(), &mut found).expect("it is right").expect("all is there");
+    let whole = parsed(
+        RESPONSES,
+        &input(json!([
+            {"role": "user", "content": "q"},
+            {"type": "reasoning", "content": [{"type": "reasoning_text", "text": full_message().reasoning}]},
+            {"role": "assistant", "content": full_message().content},
+            {"type": "function_call", "call_id": "call_1", "name": "bash", "arguments": full_message().tool_calls[0].arguments},
+            {"type": "function_call", "call_id": "call_2", "name": "read", "arguments": "{}"},
+        ])),
+    );
+    assert_eq!(format!("{:?}", request.messages), format!("{:?}", whole.messages));
+    assert_eq!(request.bytes, body.len() + 100);
+    // Anything else is not there, and the error names it.
+    for id in ["fc_7f3c_2", "fc_7f3c", "msg_7f3c_0", "x", "fc_9_0"] {
+        let body = references(&[id]);
+        let outcome = RESPONSES.parse_with(body.as_bytes(), &mut found);
+        let error = outcome.and_then(|request| request.map_or_else(|| RESPONSES.parse(body.as_bytes()), Ok));
+        let error = error.expect_err("it is not there");
+        assert_eq!(error.status(), 404);
+        assert!(error.to_string().contains(id.trim_start_matches("fc_").trim_end_matches("_0")), "{error}");
+    }
+}
+
+#[test]
+fn a_request_may_go_on_behind_a_response() {
+    let mut body = input(json!([{"type": "function_call_output", "call_id": "call_1", "output": "x"}]));
+    body["previous_response_id"] = json!("resp_7f3c");
+    body["instructions"] = json!("S");
+    let body = body.to_string();
+    let mut found = References::default();
+    assert!(RESPONSES.parse_with(body.as_bytes(), &mut found).expect("it is right").is_none());
+    assert_eq!(found.wanted_conversation(), Some("7f3c"));
+    found.found_conversation(vec![Message::text(Role::User, "q"), message_of(full_message())], 100);
+    let request = RESPONSES.parse_with(body.as_bytes(), &mut found).expect("it is right").expect("all is there");
+    let roles: Vec<_> = request.messages.iter().map(|message| message.role).collect();
+    assert_eq!(roles, [Role::System, Role::User, Role::Assistant, Role::Tool]);
+    assert!(request.has_instructions);
 }

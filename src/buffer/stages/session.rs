@@ -46,7 +46,7 @@ pub(in crate::buffer) use self::{
     in_flight::InFlight,
     open::open,
     record::{PathCache, check_room, keep, path_cache, permit, record, replay, without_tokens},
-    texts::texts,
+    texts::{text, texts},
 };
 pub use self::{
     calls::{CallOutcome, Divergence, Turn},
@@ -55,7 +55,7 @@ pub use self::{
     open::{OpenSession, Opened},
     recent::{KnownCalls, RecentSessions},
     record::{CallPermit, NewCall, Replayed},
-    texts::{RecordedText, RecordedTexts},
+    texts::{CallText, RecordedText, RecordedTexts, TextPage},
 };
 use super::trajectory::VIOLATIONS_MAX;
 use crate::buffer::{ids::PolicyName, refusal::Refusal, rules::Rules};

@@ -49,10 +49,7 @@ impl RecordedTexts {
     fn text(&self, texts: &CallTexts) -> Result<Option<RecordedText>, StoreError> {
         // A call may have been recorded between the two reads.
         let Some(call) = self.calls.call(texts.seq) else { return Ok(None) };
-        let unpack = |packed: &Vec<u8>| {
-            let corrupt = |damage| format!("call {} of session {}: {damage}", texts.seq, self.session);
-            unpack_text(packed).map_err(|damage| StoreError::Corrupt(corrupt(damage)))
-        };
+        let unpack = |packed: &Vec<u8>| unpacked(packed, texts.seq, self.session);
         Ok(Some(RecordedText {
             seq: texts.seq,
             policy: call.policy.clone(),
@@ -62,6 +59,41 @@ impl RecordedTexts {
             ids: call.columns.ids.clone(),
         }))
     }
+}
+
+/// Calls of a session that were read together, because a conversation has calls that follow each other.
+#[derive(Debug, Default)]
+pub struct TextPage(Vec<CallTexts>);
+
+/// The texts of one call.
+#[derive(Clone, Debug)]
+pub struct CallText {
+    /// The part of the request that is kept, as JSON.
+    pub request: Option<String>,
+    /// The response, as JSON.
+    pub response: String,
+}
+
+/// The texts of one call, from the page that was read last if it is there. `None` if it is not recorded.
+pub(in crate::buffer) async fn text(
+    buffer: &Buffer,
+    permit: &CallPermit,
+    seq: u32,
+    TextPage(calls): &mut TextPage,
+) -> Result<Option<CallText>, StoreError> {
+    let session = permit.session_pk();
+    let find = |calls: &[CallTexts]| calls.binary_search_by_key(&seq, |texts| texts.seq).ok();
+    if find(calls).is_none() {
+        // Conversations are read from their end.
+        *calls = page(buffer, session, seq.saturating_sub(TEXTS_PAGE)).await?;
+    }
+    let Some(texts) = find(calls).map(|index| &calls[index]) else { return Ok(None) };
+    let unpack = |packed: &Vec<u8>| unpacked(packed, seq, session);
+    Ok(Some(CallText { request: texts.request.as_ref().map(unpack).transpose()?, response: unpack(&texts.response)? }))
+}
+
+fn unpacked(packed: &[u8], seq: u32, session: SessionPk) -> Result<String, StoreError> {
+    unpack_text(packed).map_err(|damage| StoreError::Corrupt(format!("call {seq} of session {session}: {damage}")))
 }
 
 pub(in crate::buffer) async fn texts(buffer: &Buffer, permit: &CallPermit) -> Result<RecordedTexts, StoreError> {
