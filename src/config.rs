@@ -30,7 +30,7 @@ use self::{
 use crate::{
     agents::{AgentOptions, UpstreamConfig, Upstreams},
     api::{BodyLimits, Tokenizers},
-    buffer::{BufferOptions, ids::PolicyName, rules::Rules},
+    buffer::{BufferOptions, ids::PolicyName, rules::Rules, surrogates::LoneSurrogates},
     facades::FacadeConfig,
     server::ServerLimits,
     store::{
@@ -174,7 +174,15 @@ struct File {
     limits: Limits,
     console: Console,
     sessions: Sessions,
+    text: TextTable,
     policy_defaults: PolicyRules,
+}
+
+/// What becomes of texts that cannot be stored as they are sent.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct TextTable {
+    lone_surrogates: LoneSurrogates,
 }
 
 /// The object store of a Postgres database.
@@ -207,6 +215,7 @@ impl Default for File {
             limits: Limits::default(),
             console: Console::default(),
             sessions: Sessions::default(),
+            text: TextTable::default(),
             policy_defaults: PolicyRules::default(),
         }
     }
@@ -325,7 +334,7 @@ impl Config {
             bodies: file.limits.bodies(),
             tokenizers,
             buffer: BufferOptions {
-                limits: file.limits.trajectories(),
+                limits: file.limits.trajectories(file.text.lone_surrogates),
                 waiters_max: file.limits.waiters_max(),
                 waiters_per_caller_max: file.limits.waiters_per_caller_max(),
                 waiter_poll_interval: file.limits.waiter_poll_interval(),

@@ -36,8 +36,10 @@ const ENVELOPE: &str = "trajectory";
 const EXTRA_BYTES_MAX: usize = 16 << 10;
 
 fn convert(document: &Document<'_>, options: &Options) -> Result<Imported, Vec<Violation>> {
-    let mut fields = json::fields(document.text)?;
-    let record: &RawValue = json::whole(document.text)?;
+    let mut imported = Imported::default();
+    let text = json::characters(document.text, &mut imported)?;
+    let mut fields = json::fields(text.as_bytes())?;
+    let record: &RawValue = json::whole(text.as_bytes())?;
     let mut problems = Problems::default();
     let given = Labels::of_options(options, record, &mut problems);
     let (base, text, of_envelope) = match fields.remove(ENVELOPE) {
@@ -54,7 +56,6 @@ fn convert(document: &Document<'_>, options: &Options) -> Result<Imported, Vec<V
     let trajectory: Trajectory = json::object(base, text).map_err(|violation| vec![violation])?;
     check::check(base, &trajectory, &mut problems);
     let of_extra = labels_of_extra(base, &trajectory, &mut problems);
-    let mut imported = Imported::default();
     let turns = turns::read(base, &trajectory, &mut imported, &mut problems);
     problems.or(())?;
     let has_metadata = of_envelope.metadata.is_some();

@@ -20,6 +20,7 @@ use forebay::{
         ingest::NewRollout,
         payload::{Codec, Payload},
         rules::Rules,
+        surrogates::LoneSurrogates,
         trajectory::{Trajectory, TrajectoryLimits, VIOLATIONS_MAX},
     },
     config::Config,
@@ -39,7 +40,12 @@ use serde::de::{MapAccess, Visitor};
 use serde_json::value::RawValue;
 
 /// The limits are small, so that a fuzzer reaches them.
-const LIMITS: TrajectoryLimits = TrajectoryLimits { tokens_max: 4_096, segments_max: 64, metadata_bytes_max: 4_096 };
+const LIMITS: TrajectoryLimits = TrajectoryLimits {
+    tokens_max: 4_096,
+    segments_max: 64,
+    metadata_bytes_max: 4_096,
+    lone_surrogates: LoneSurrogates::Replace,
+};
 
 const BODY_LIMITS: BodyLimits = BodyLimits {
     body_bytes_max: 1 << 20,

@@ -116,7 +116,9 @@ impl<'a> Item<'a> {
     }
 
     pub(crate) fn string(&self) -> Result<String, DialectError> {
-        self.decode("must be a string")
+        // All that a text of JSON can have without being one of Rust.
+        let halved = "contains half of a surrogate pair, which is no character";
+        self.decode(if self.is_string() { halved } else { "must be a string" })
     }
 
     /// A name that is stored with each call.

@@ -29,10 +29,12 @@ class NotEncodable(ValueError):
 
 
 def encode(body: Any) -> bytes:
-    """Writes a body as JSON in UTF-8. What is not JSON, such as NaN, is refused with its place."""
+    """Writes a body as JSON in UTF-8. What is not JSON, such as NaN, is refused with its place.
+
+    Half of a surrogate pair is written as an escape, because the service says what becomes of it."""
     try:
         text = json.dumps(body, allow_nan=False, ensure_ascii=False, separators=(",", ":"), default=plain)
-        return text.encode()
+        return text.encode(errors="backslashreplace")
     except (TypeError, ValueError, RecursionError) as error:
         pointer, detail = _fault(body, "", 0) or ("", f"cannot be written as JSON: {error}")
         raise NotEncodable(pointer, detail) from None
@@ -125,20 +127,10 @@ def _fault(value: Any, pointer: str, depth: int) -> tuple[str, str] | None:
     """Finds the first value that cannot be written, as a JSON pointer and a reason."""
     if depth > DEPTH_MAX:
         return pointer, "is nested too deeply, or contains itself"
-    if value is None or isinstance(value, bool | int):
+    if value is None or isinstance(value, bool | int | str):
         return None
     if isinstance(value, float):
         return None if math.isfinite(value) else (pointer, f"is {value}, and only finite numbers can be sent")
-    if isinstance(value, str):
-        try:
-            value.encode()
-        except UnicodeEncodeError:
-            return (
-                pointer,
-                "has a character that is half of a surrogate pair: replace it, for example with "
-                'text.encode(errors="replace").decode()',
-            )
-        return None
     if isinstance(value, dict):
         for key, held in cast("dict[Any, Any]", value).items():
             if not isinstance(key, str):

@@ -186,6 +186,21 @@ def test_the_version_of_an_admission_is_kept(service: Service, agent: forebay.Cl
     assert [body["policy_version"] for body in bodies(spool)] == [3]
 
 
+def test_half_of_a_surrogate_pair_is_posted_and_spooled(service: Service, agent: forebay.Client, spool: Path) -> None:
+    messages = [{"role": "tool", "content": "caf\udce9"}]
+    receipt = agent.post(trajectory("r1", messages=messages))
+    assert [warning.split(":")[0] for warning in receipt.warnings] == ["lone-surrogates"]
+    service.kill()
+    agent.post(trajectory("r2", messages=messages))
+    (body,) = bodies(spool)
+    assert body["messages"] == messages
+    service.start()
+    assert spool_of(agent).flush(PATIENCE_S)
+    assert spool_of(agent).counts.delivered == 1
+    # What is stored has a whole character in its place, and the same rollout is a duplicate.
+    assert agent.post(trajectory("r2", messages=[{"role": "tool", "content": "caf\ufffd"}])).duplicate
+
+
 def test_what_cannot_be_sent_is_not_spooled(service: Service, agent: forebay.Client, spool: Path) -> None:
     service.kill()
     with pytest.raises(errors.NotEncodableError) as refused:

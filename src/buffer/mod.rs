@@ -46,7 +46,8 @@ pub use self::{
     rules::filter,
     stages::{
         admission, advantage, assemble, batch, content, dry_run, evaluation, export, finalize, ingest, lease, lineage,
-        reading, samples, series, session, shard, staleness, step_log, sweep, trajectory, warnings, weights,
+        reading, samples, series, session, shard, staleness, step_log, surrogates, sweep, trajectory, warnings,
+        weights,
     },
 };
 

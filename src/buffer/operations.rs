@@ -42,7 +42,7 @@ use super::{
     series::{self, Series, SeriesRequest},
     session::{
         self, Abort, CallPermit, CallText, Ended, Finish, NewCall, OpenSession, Opened, RecordedTexts, Replayed,
-        TextPage, Turn,
+        SessionNotes, TextPage, Turn,
     },
     shard::{Division, Shard},
     step_log, sweep,
@@ -123,6 +123,12 @@ impl Buffer {
     #[instrument(level = "debug", skip_all, fields(session.id = %permit.session_id()))]
     pub async fn keep_session(&self, permit: &CallPermit) -> Result<(), BufferError> {
         session::keep(self, permit).await
+    }
+
+    /// Remembers what happened to a call, for the receipts of the session.
+    #[instrument(level = "debug", skip_all, fields(session.id = %permit.session_id()))]
+    pub async fn note_session(&self, permit: &CallPermit, notes: SessionNotes) -> Result<(), BufferError> {
+        session::note(self, permit, notes).await
     }
 
     /// The recorded answer to a request that its client says it repeats; none if no answer was recorded.

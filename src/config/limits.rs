@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use crate::{
     api::{BodyLimits, ByteBudgets},
-    buffer::trajectory::TrajectoryLimits,
+    buffer::{surrogates::LoneSurrogates, trajectory::TrajectoryLimits},
     server::ServerLimits,
 };
 
@@ -139,11 +139,12 @@ impl Limits {
         }
     }
 
-    pub(super) fn trajectories(&self) -> TrajectoryLimits {
+    pub(super) fn trajectories(&self, lone_surrogates: LoneSurrogates) -> TrajectoryLimits {
         TrajectoryLimits {
             tokens_max: self.trajectory_tokens as usize,
             segments_max: self.trajectory_segments as usize,
             metadata_bytes_max: self.metadata_bytes as usize,
+            lone_surrogates,
         }
     }
 

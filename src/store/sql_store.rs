@@ -34,7 +34,7 @@ use super::{
         samples::{BatchMembers, FindBatch},
         session::{
             BeginFinish, DueSessions, FindCalls, FindSession, FindSessionOfKey, FindTexts, FindUnmarked, MarkCalls,
-            MarkFull, ReopenSessions, RetireSessions,
+            MarkFull, NoteSession, ReopenSessions, RetireSessions,
         },
         sweep::{AnythingDue, DiscardStragglers, ExpireLeases, FoldTallies, MayFoldTallies, Ping, Probe, Retire},
         unused_rules::{FindRulesOfGroups, ForgetRules, SupersededRules},
@@ -70,7 +70,7 @@ use crate::{
             SessionFilter, SessionStore, StepBuckets, StepPage, StepStore, StoreError, StoredAnswer, StoredCall,
             StoredContent, StoredPayload, Story, StoryFilter, SweepStore, WaitingFor, WriteRules,
         },
-        session::SessionKeyHash,
+        session::{SessionKeyHash, SessionNotes},
         tally::Tallies,
     },
     clock::Timestamp,
@@ -460,6 +460,10 @@ impl<D: Dialect> SessionStore for SqlStore<D> {
 
     async fn mark_full(&self, session: SessionPk) -> Result<(), StoreError> {
         self.write(MarkFull(session)).await
+    }
+
+    async fn note_session(&self, session: SessionPk, notes: SessionNotes) -> Result<(), StoreError> {
+        self.write(NoteSession { session, notes }).await
     }
 
     async fn mark_calls(&self, calls: Vec<CallPk>, delivery: Delivery) -> Result<(), StoreError> {

@@ -131,6 +131,10 @@ on_both_stores! {
             let report = import(app, format, body).await;
             assert_eq!((&report["refused"], &report["notes"]["surrogate-replaced"]), (&json!(0), &json!(1)), "{report}");
         }
+        let mut atif: Value = file("atif-1.7.json").parse().expect("JSON");
+        (atif["trajectory_id"], atif["steps"][0]["message"]) = (json!("atif-0"), json!("caf HALF"));
+        let report = import(app, "atif", atif.to_string().replace(" HALF", "\\udce9")).await;
+        assert_eq!((&report["refused"], &report["notes"]["surrogate-replaced"]), (&json!(0), &json!(1)), "{report}");
         for id in ["0-0", "chat-0"] {
             let content = content(app, id).await;
             let messages = content["messages"]["items"].to_string();

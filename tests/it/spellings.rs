@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use crate::{
     arrow::{Columns, columns, stream},
-    support::{Answer, TestApp, member, on_both_stores, rollout, text, with},
+    support::{Answer, Backend, TestApp, member, on_both_stores, rollout, text, with},
 };
 
 const JSON: (&str, &str) = ("content-type", "application/json");
@@ -205,22 +205,56 @@ on_both_stores! {
         app.ack(&batch, 1).await.expect(200);
     }
 
-    async fn half_a_surrogate_pair_is_refused_by_name(app: TestApp) {
-        let sent = |field: &str| format!(r#"{{"rollout_id":"a","reward":1,{field},"segments":[{{"tokens":[1,2],"loss_mask":[1]}}]}}"#);
-        for (field, pointer, shown) in [
-            (r#""messages":[{"role":"user"},{"role":"tool","content":"caf\udce9"}]"#, "/messages", r"caf\udce9"),
-            (r#""messages":[{"content":"\ud83d"}]"#, "/messages", r"\ud83d"),
-            (r#""metadata":{"k":"caf\udce9"}"#, "/metadata", r"caf\udce9"),
+    async fn half_a_surrogate_pair_is_replaced_with_a_warning(app: TestApp) {
+        app.rules("default", json!({"require": []})).await;
+        let replaced_in = |receipt: &Value| {
+            let warnings = receipt["warnings"].as_array().expect("a receipt has warnings");
+            warnings.iter().map(|warning| text(warning).split(" contained").next().expect("a text").to_owned()).collect::<Vec<_>>()
+        };
+        for (rollout_id, field, named) in [
+            ("a", r#""messages":[{"role":"user"},{"role":"tool","content":"caf\udce9"}]"#, "messages"),
+            ("b", r#""metadata":{"k":"caf\udce9"}"#, "metadata"),
+            ("c", r#""metadata":{"\ud83d":1},"messages":[{"content":"\ud83d"}]"#, "messages and metadata"),
         ] {
-            let answer = app.post_raw("/trajectories", &[JSON], sent(field)).await;
-            let detail = text(&answer.json["errors"][0]["detail"]).to_owned();
-            assert!(detail.contains("half of a surrogate pair") && detail.contains(shown), "{detail}");
-            assert_eq!(answer.pointers(422), [pointer]);
+            let sent = with_half(rollout_id, field);
+            let receipt = app.post_raw("/trajectories", &[JSON], sent.clone()).await.expect(201);
+            assert_eq!(replaced_in(&receipt), [format!("lone-surrogates: {named}")], "{receipt}");
+            // The digest is of what is stored.
+            app.post_raw("/trajectories", &[JSON], sent.clone()).await.expect(200);
+            let whole = sent.replace("\\udce9", "\u{fffd}").replace("\\ud83d", "\\uFFFD");
+            let receipt = app.post_raw("/trajectories", &[JSON], whole).await.expect(200);
+            assert_eq!(replaced_in(&receipt), [""; 0], "{receipt}");
         }
         let messages: ArrayRef = crate::arrow::texts([Some(r#"[{"content":"caf\udce9"}]"#.to_owned())]);
-        let refused = post_arrow(app, replaced(&rollout("a", 1.0), vec![("messages", messages)])).await;
-        assert_eq!(refused.pointers(422), ["/0/messages"]);
-        let whole = sent(r#""messages":[{"content":"\ud83d\ude00"}]"#);
-        app.post_raw("/trajectories", &[JSON], whole).await.expect(201);
+        let receipts = post_arrow(app, replaced(&rollout("d", 1.0), vec![("messages", messages)])).await.expect(201);
+        assert_eq!(replaced_in(&receipts[0]), ["lone-surrogates: messages"]);
+        let whole = with_half("e", r#""messages":[{"content":"\ud83d\ude00"}]"#);
+        assert_eq!(replaced_in(&app.post_raw("/trajectories", &[JSON], whole).await.expect(201)), [""; 0]);
+        let id = with_half("f\\ud83d", r#""metadata":{}"#);
+        assert_eq!(app.post_raw("/trajectories", &[JSON], id).await.pointers(400), ["/rollout_id"], "an id is no text");
     }
+}
+
+/// A rollout with a field in which there may be half of a surrogate pair.
+fn with_half(rollout_id: &str, field: &str) -> String {
+    format!(r#"{{"rollout_id":"{rollout_id}","reward":1,{field},"segments":[{{"tokens":[1,2],"loss_mask":[1]}}]}}"#)
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn half_a_surrogate_pair_is_refused_by_name_if_the_configuration_says_so() {
+    let app = TestApp::start_with(Backend::Sqlite, "[text]\nlone_surrogates = \"refuse\"\n").await;
+    for (field, pointer, shown) in [
+        (r#""messages":[{"role":"user"},{"role":"tool","content":"caf\udce9"}]"#, "/messages", r"caf\udce9"),
+        (r#""messages":[{"content":"\ud83d"}]"#, "/messages", r"\ud83d"),
+        (r#""metadata":{"k":"caf\udce9"}"#, "/metadata", r"caf\udce9"),
+    ] {
+        let answer = app.post_raw("/trajectories", &[JSON], with_half("a", field)).await;
+        let detail = text(&answer.json["errors"][0]["detail"]).to_owned();
+        assert!(detail.contains("half of a surrogate pair") && detail.contains(shown), "{detail}");
+        assert_eq!(answer.pointers(422), [pointer]);
+    }
+    let messages: ArrayRef = crate::arrow::texts([Some(r#"[{"content":"caf\udce9"}]"#.to_owned())]);
+    let refused = post_arrow(&app, replaced(&rollout("a", 1.0), vec![("messages", messages)])).await;
+    assert_eq!(refused.pointers(422), ["/0/messages"]);
+    app.finish().await;
 }

@@ -64,7 +64,7 @@ pub use session::{
     SessionInfo, SessionModel, SessionOpened, SessionPage, SessionPolicy, SessionRequest, SessionState, SessionTurn,
     SessionTurns,
 };
-pub use text::replace_lone_surrogates;
+pub use text::{has_lone_surrogates, replace_lone_surrogates, replace_lone_surrogates_in};
 pub use trajectory::{BulkLine, Receipt, ReceiptGroup, Sampling, Segment, Status, Trajectory, Verdict, VersionSpan};
 pub use turn::{Assembly, DroppedCalls, Turn};
 pub use why::{

@@ -235,8 +235,8 @@ pub struct Receipt {
     pub duplicate: bool,
     /// Problems for which the rollout was not refused. Each is a name, a colon and a sentence. The names are
     /// `group-decided`, `no-reward`, `admission-lapsed`, `delivered-dropped`, `filter-failed`, `filter-over-budget`,
-    /// `logprobs-above-zero`, `logprobs-improbable`, `sampling-truncated`, `mask-without-ones`, `mixed-environments` and
-    /// `version-ahead`.
+    /// `logprobs-above-zero`, `logprobs-improbable`, `sampling-truncated`, `mask-without-ones`, `mixed-environments`,
+    /// `lone-surrogates`, `unsupported-part`, `images-replaced` and `version-ahead`.
     pub warnings: Vec<String>,
     /// The group after this post.
     pub group: ReceiptGroup,

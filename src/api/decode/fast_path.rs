@@ -184,8 +184,14 @@ fn floats(text: &mut Text<'_>, max: usize, expected: usize, column: &mut Option<
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::buffer::surrogates::LoneSurrogates;
 
-    const LIMITS: TrajectoryLimits = TrajectoryLimits { tokens_max: 8, segments_max: 3, metadata_bytes_max: 1_000 };
+    const LIMITS: TrajectoryLimits = TrajectoryLimits {
+        tokens_max: 8,
+        segments_max: 3,
+        metadata_bytes_max: 1_000,
+        lone_surrogates: LoneSurrogates::Replace,
+    };
 
     fn written(trajectory: &Trajectory) -> String {
         serde_json::to_string(trajectory).expect("a trajectory is JSON")

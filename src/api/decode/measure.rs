@@ -246,8 +246,14 @@ seed! {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::buffer::surrogates::LoneSurrogates;
 
-    const LIMITS: TrajectoryLimits = TrajectoryLimits { tokens_max: 10, segments_max: 3, metadata_bytes_max: 0 };
+    const LIMITS: TrajectoryLimits = TrajectoryLimits {
+        tokens_max: 10,
+        segments_max: 3,
+        metadata_bytes_max: 0,
+        lone_surrogates: LoneSurrogates::Replace,
+    };
 
     /// The pointer to the excess in a body, which is padded so that it is long enough to be counted.
     fn excess(body: &str) -> Option<String> {

@@ -14,10 +14,16 @@ use crate::buffer::{
     ids::{ExecutionId, KeyForm, RolloutPk, Version},
     staleness::TrainedSpan,
     states::Verdict,
+    surrogates::LoneSurrogates,
     trajectory::{Trajectory, TrajectoryLimits},
 };
 
-const LIMITS: TrajectoryLimits = TrajectoryLimits { tokens_max: 100, segments_max: 8, metadata_bytes_max: 1_000 };
+const LIMITS: TrajectoryLimits = TrajectoryLimits {
+    tokens_max: 100,
+    segments_max: 8,
+    metadata_bytes_max: 1_000,
+    lone_surrogates: LoneSurrogates::Replace,
+};
 
 fn raw(json: &str) -> Box<RawValue> {
     RawValue::from_string(json.to_owned()).expect("it is JSON")

@@ -475,10 +475,14 @@ mod tests {
     use forebay_client::wire;
 
     use super::*;
-    use crate::buffer::trajectory::TrajectoryLimits;
+    use crate::buffer::{surrogates::LoneSurrogates, trajectory::TrajectoryLimits};
 
-    const LIMITS: TrajectoryLimits =
-        TrajectoryLimits { tokens_max: 100_000, segments_max: 8, metadata_bytes_max: 100_000 };
+    const LIMITS: TrajectoryLimits = TrajectoryLimits {
+        tokens_max: 100_000,
+        segments_max: 8,
+        metadata_bytes_max: 100_000,
+        lone_surrogates: LoneSurrogates::Replace,
+    };
 
     /// Two segments with ids of the given number of bits, and metadata that is long enough to be compressed.
     fn trajectory(bits: u32) -> Trajectory {

@@ -15,7 +15,7 @@ use crate::{
         canonical::ContentDigest,
         ids::{AdmissionId, CallPk, PolicyName, RolloutId, Run, SessionId, SessionPk, Version},
         ingest::NewRollout,
-        session::{SessionKeyHash, SessionSpec},
+        session::{SessionKeyHash, SessionNotes, SessionSpec},
         states::SessionState,
     },
     clock::Timestamp,
@@ -38,6 +38,8 @@ pub trait SessionStore: Send + Sync {
     async fn keep_session(&self, keep: KeepSession) -> Answer<()>;
     /// Remembers that a call was refused because a bound was reached.
     async fn mark_full(&self, session: SessionPk) -> Result<(), StoreError>;
+    /// Adds to what a live session remembers of its calls.
+    async fn note_session(&self, session: SessionPk, notes: SessionNotes) -> Result<(), StoreError>;
     /// Marks whether the agents received the answers of calls. A call that was delivered stays so.
     async fn mark_calls(&self, calls: Vec<CallPk>, delivery: Delivery) -> Result<(), StoreError>;
     /// Whether it is not known of a call that ended after a time whether its answer was delivered.
@@ -125,6 +127,8 @@ pub struct Session {
     pub tokens: u64,
     /// Whether a call was refused because a bound was reached.
     pub is_full: bool,
+    /// What happened to its calls, also to those that were refused.
+    pub notes: SessionNotes,
     /// When it was opened.
     pub opened_at: Timestamp,
     /// When its last recorded call ended.

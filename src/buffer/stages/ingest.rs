@@ -82,8 +82,10 @@ pub(in crate::buffer) struct Marks {
     /// Whether all answers are empty, and the agent received one. Such a rollout has a reward, like a post of which all
     /// turns are empty.
     pub(in crate::buffer) sampled_nothing: bool,
-    /// What the calls gave reason for.
-    pub(in crate::buffer) warnings: Vec<Warning>,
+    /// If answers that the agent received are in no segment.
+    pub(in crate::buffer) delivered_dropped: Option<Warning>,
+    /// What happened to calls, also to those that are not recorded.
+    pub(in crate::buffer) of_session: Vec<Warning>,
 }
 
 impl NewRollout {
@@ -111,7 +113,7 @@ impl NewRollout {
         let facts = &mut self.form.facts;
         facts.versions.spans_assumed |= marks.version_assumed;
         facts.sampled_nothing |= marks.sampled_nothing;
-        facts.warnings.extend(marks.warnings);
+        facts.warnings.extend(marks.delivered_dropped.into_iter().chain(marks.of_session));
     }
 
     /// What is stored of it under rules with this setting.

@@ -10,6 +10,8 @@ pub mod session;
 
 pub mod warnings;
 
+pub mod surrogates;
+
 pub mod ingest;
 
 pub mod evaluation;

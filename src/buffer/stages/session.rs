@@ -22,6 +22,7 @@ mod delivery;
 mod end;
 mod ending;
 mod in_flight;
+mod notes;
 mod open;
 mod paths;
 mod recent;
@@ -45,13 +46,14 @@ pub(in crate::buffer) use self::{
     end::{abort, expire, finish},
     in_flight::InFlight,
     open::open,
-    record::{PathCache, check_room, keep, path_cache, permit, record, replay, without_tokens},
+    record::{PathCache, check_room, keep, note, path_cache, permit, record, replay, without_tokens},
     texts::{text, texts},
 };
 pub use self::{
     calls::{CallOutcome, Divergence, Turn},
     end::Ended,
     ending::{Abort, Finish},
+    notes::SessionNotes,
     open::{OpenSession, Opened},
     recent::{KnownCalls, RecentSessions},
     record::{CallPermit, NewCall, Replayed},

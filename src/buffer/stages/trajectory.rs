@@ -15,6 +15,7 @@ use crate::buffer::{
     formats::{codes, columns::little_endian},
     ids::{AdmissionId, ExecutionId, GroupId, InvalidId, PolicyName, RolloutId, Version},
     staleness::{TrainedSpan, TrainedVersions},
+    surrogates::LoneSurrogates,
     warnings::{LOGPROB_MAX, LOGPROB_NONE, Warning, delivered_dropped, version_warning, warnings},
 };
 
@@ -36,6 +37,8 @@ pub struct TrajectoryLimits {
     pub segments_max: usize,
     /// The most bytes of `metadata` as sent.
     pub metadata_bytes_max: usize,
+    /// What becomes of halves of surrogate pairs in `messages` and `metadata`.
+    pub lone_surrogates: LoneSurrogates,
 }
 
 /// The complete record of one rollout, valid in itself.
@@ -220,6 +223,7 @@ impl Trajectory {
         limits: &TrajectoryLimits,
         memory: &mut Memory<'_>,
     ) -> Result<Result<Self, Vec<Violation>>, NoMemory> {
+        let replaced = limits.lone_surrogates.replace(&mut sent);
         let mut found = Violations::default();
         let policy = found.id("/policy", sent.policy.as_deref(), PolicyName::parse).unwrap_or_default();
         let named_rollout = found.id("/rollout_id", sent.rollout_id.as_deref(), RolloutId::parse);
@@ -241,6 +245,7 @@ impl Trajectory {
         let sampled_nothing = !sent.turns.is_empty() && sent.turns.iter().all(|turn| turn.tokens.is_empty());
         let checked = |sent: wire::Trajectory, retries, assembly: Option<wire::Assembly>, others| {
             let mut facts = facts(&sent, sampled_nothing);
+            facts.warnings.extend(replaced.clone());
             facts
                 .warnings
                 .extend(assembly.and_then(|assembly| delivered_dropped(assembly.dropped.retry.into(), retries)));

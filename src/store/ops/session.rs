@@ -12,7 +12,7 @@ use std::{
 use async_trait::async_trait;
 
 pub(in crate::store) use self::{
-    calls::{FindCalls, FindTexts, FindUnmarked, MarkCalls, MarkFull},
+    calls::{FindCalls, FindTexts, FindUnmarked, MarkCalls, MarkFull, NoteSession},
     sweep::{DueSessions, RetireSessions},
 };
 use super::bounded_scan::{InOrder, Scan, examine, in_order};
@@ -22,7 +22,7 @@ use crate::{
         ids::{PolicyName, PolicyPk, SessionId, SessionPk},
         port::{EndSession, Page, Session, SessionFilter, SessionOutcome, SessionPolicy, StoreError},
         refusal::Refusal,
-        session::SessionKeyHash,
+        session::{SessionKeyHash, SessionNotes},
         states::SessionState,
         tally::Tally,
     },
@@ -138,7 +138,7 @@ macro_rules! select_session {
         concat!(
             "-- select_session
             SELECT s.session_pk, s.session_id, s.state, s.reason, s.spec, s.max_calls, s.calls, s.bytes, s.segments,
-                s.tokens, s.is_full, s.opened_us, s.last_call_us, s.expires_us, s.due_us, s.ended_us, s.end_digest,
+                s.tokens, s.is_full, s.notes, s.opened_us, s.last_call_us, s.expires_us, s.due_us, s.ended_us, s.end_digest,
                 s.outcome
             FROM ",
             $from,
@@ -165,6 +165,7 @@ fn read(mut row: Row) -> Result<Session, StoreError> {
         segments: row.get("segments")?,
         tokens: row.get("tokens")?,
         is_full: row.get("is_full")?,
+        notes: SessionNotes::of_number(row.get("notes")?),
         opened_at: row.get("opened_us")?,
         last_call_at: row.get("last_call_us")?,
         expires_at: row.get("expires_us")?,

@@ -22,6 +22,7 @@ use forebay::{
         },
         reading::Reader,
         rules::Rules,
+        session::SessionNotes,
         states::SessionState,
     },
     clock::{AnchoredClock, Clock as _, Timestamp},
@@ -196,6 +197,7 @@ async fn record_call(store: &dyn Store) {
     assert_eq!(store.session_calls(session_pk, 0, 10).await.expect("answered").len(), 1);
     assert_eq!(store.call_texts(session_pk, 0, 10).await.expect("answered").len(), 1);
     store.mark_full(session_pk).await.expect("answered");
+    store.note_session(session_pk, SessionNotes::LONE_SURROGATES).await.expect("answered");
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

@@ -12,6 +12,7 @@ use arrow_ipc::reader::StreamReader;
 use forebay::buffer::{
     ingest::NewRollout,
     payload::Codec,
+    surrogates::LoneSurrogates,
     trajectory::{Trajectory, TrajectoryLimits},
 };
 use forebay_client::wire::{self, ARROW_STREAM, Sample, Segment};
@@ -47,7 +48,12 @@ fn trajectory(rollout_id: &str) -> wire::Trajectory {
 }
 
 fn packed_bytes(sent: wire::Trajectory) -> u64 {
-    let limits = TrajectoryLimits { tokens_max: TOKENS, segments_max: 1, metadata_bytes_max: 0 };
+    let limits = TrajectoryLimits {
+        tokens_max: TOKENS,
+        segments_max: 1,
+        metadata_bytes_max: 0,
+        lone_surrogates: LoneSurrogates::Replace,
+    };
     let parsed = Trajectory::parse(sent, &limits).expect("it is valid");
     NewRollout::pack(parsed, Codec::Columns).payload_bytes() as u64
 }

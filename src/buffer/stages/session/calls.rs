@@ -161,7 +161,8 @@ impl SessionCalls {
         let marks = Marks {
             version_assumed: trained.any(|&call| of_policy.stored[call].columns.version_assumed),
             sampled_nothing: totals.sampled_tokens == 0 && of_policy.delivered.contains(&true),
-            warnings: delivered_dropped(totals.dropped.retry, retries).into_iter().collect(),
+            delivered_dropped: delivered_dropped(totals.dropped.retry, retries),
+            of_session: Vec::new(),
         };
         Ok(Assembled { segments, totals, marks, breaks })
     }

@@ -67,7 +67,7 @@ impl Finish {
         if let Some(raw) = &sent.metadata {
             let max = buffer.options.limits.metadata_bytes_max;
             require(raw.get().len() <= max, "/metadata", format!("must be at most {max} bytes"));
-            match check_json(raw) {
+            match check_json(&buffer.options.limits.lone_surrogates.stored(raw)) {
                 Ok(json) => {
                     require(raw.get().trim_start().starts_with('{'), "/metadata", "must be an object".to_owned());
                     metadata = Some(json.digest);

@@ -9,7 +9,7 @@ use std::{
 use forebay_client::wire::{Sampling, VersionSpan, Violation};
 
 use super::{
-    ANY_MODEL, SessionKeyHash,
+    ANY_MODEL, SessionKeyHash, SessionNotes,
     calls::{SessionCalls, one_of_few},
     delivery::{Delivered, flush_delivered},
     in_flight::Guard,
@@ -246,6 +246,18 @@ pub(in crate::buffer) async fn without_tokens(buffer: &Buffer, permit: &CallPerm
 pub(in crate::buffer) async fn keep(buffer: &Buffer, permit: &CallPermit) -> Result<(), BufferError> {
     let keep = KeepSession { session_pk: permit.session.session_pk, now: buffer.clock.now() };
     Ok(buffer.store.keep_session(keep).await??)
+}
+
+pub(in crate::buffer) async fn note(
+    buffer: &Buffer,
+    permit: &CallPermit,
+    notes: SessionNotes,
+) -> Result<(), BufferError> {
+    // Nearly all calls of a session note nothing, or what the first one has noted.
+    if !permit.session.notes.has(notes) {
+        buffer.store.note_session(permit.session.session_pk, notes).await?;
+    }
+    Ok(())
 }
 
 pub(in crate::buffer) async fn replay(

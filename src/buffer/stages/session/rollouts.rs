@@ -2,13 +2,14 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use forebay_client::wire::{self, Requirement, SessionAssembly, Status};
+use forebay_client::wire::{self, Requirement, SessionAssembly, Status, replace_lone_surrogates};
 use serde_json::value::RawValue;
 
 use super::{
     breaks::{self, CallBreak},
     calls::{self, Assembled, SessionCalls, circular, one_of_few},
-    ending::{Ending, How},
+    ending::{Ending, Finish, How},
+    notes::SessionNotes,
     without_indexes,
 };
 use crate::buffer::{
@@ -107,7 +108,7 @@ pub(super) async fn assemble(buffer: &Buffer, wanted: &Ending, session: &Session
         calls::add(&mut totals, &one.totals);
     }
     if let How::Finish(finish) = &wanted.how
-        && !matches!(finish.sent.status, Some(Status::Aborted | Status::Failed))
+        && !matches!(stated(session, finish), Some(Status::Aborted | Status::Failed))
         && assembled.iter().all(|one| one.segments.is_empty() && !one.marks.sampled_nothing)
     {
         return Err(Refusal::NoTurns.into());
@@ -118,13 +119,16 @@ pub(super) async fn assemble(buffer: &Buffer, wanted: &Ending, session: &Session
         .iter()
         .zip(assembled)
         .zip(teachers)
-        .map(|((policy, mut assembled), teacher)| {
-            assembled.marks.warnings.extend(policy.warnings.iter().filter_map(|text| Warning::of_session(text)));
+        .map(|((policy, assembled), teacher)| {
+            let left_out = policy.warnings.iter().filter_map(|text| Warning::of_session(text));
             AssembledRollout {
                 session_id: session.session_id,
                 policy: policy.policy.clone(),
                 teacher,
-                marks: assembled.marks.clone(),
+                marks: Marks {
+                    of_session: session.notes.warnings().into_iter().chain(left_out).collect(),
+                    ..assembled.marks.clone()
+                },
                 trajectory: trajectory(session, policy, wanted, assembled, metadata.clone()),
             }
         })
@@ -172,6 +176,13 @@ fn dropped_whole(policy: &SessionPolicy) -> Assembled {
     Assembled { totals, ..Assembled::default() }
 }
 
+/// The status that a finish gives its rollouts. An agent that met a part of a message that sessions cannot record did not
+/// fail by its own fault, so its rollouts are aborted unless the program says otherwise.
+fn stated(session: &Session, finish: &Finish) -> Option<Status> {
+    let met = session.notes.has(SessionNotes::UNSUPPORTED_PART);
+    finish.sent.status.or(met.then_some(Status::Aborted))
+}
+
 /// The trajectory of a policy. Without a trained call, it is aborted, unless all answers are empty: its group takes
 /// another rollout instead of waiting for it.
 fn trajectory(
@@ -197,7 +208,7 @@ fn trajectory(
         ..wire::Trajectory::default()
     };
     if let How::Finish(finish) = &wanted.how {
-        let stated = finish.sent.status;
+        let stated = stated(session, finish);
         let is_failure = matches!(stated, Some(Status::Aborted | Status::Failed));
         if is_failure || assembled.marks.sampled_nothing || !assembled.segments.is_empty() {
             let whole = if session.is_full { Status::Truncated } else { Status::Completed };
@@ -220,7 +231,12 @@ fn metadata(session: &Session, wanted: &Ending) -> Result<Option<Box<RawValue>>,
         (Some(opened), Some(added)) => (opened, added),
         (opened, added) => return Ok(opened.or(added)),
     };
-    let members = |raw: &RawValue| serde_json::from_str::<BTreeMap<String, Box<RawValue>>>(raw.get());
+    // A name may have half of a surrogate pair, which is replaced in values when the trajectory is checked.
+    let members = |raw: &RawValue| {
+        let text = replace_lone_surrogates(raw.get());
+        let read = serde_json::from_str::<BTreeMap<String, Box<RawValue>>>(raw.get());
+        read.or_else(|_| serde_json::from_str(&text))
+    };
     let merged = members(&opened).and_then(|mut merged| {
         merged.extend(members(&added)?);
         serde_json::value::to_raw_value(&merged)

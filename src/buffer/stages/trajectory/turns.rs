@@ -243,8 +243,14 @@ fn calls<'a>(turns: &'a [Turn], versions: &'a [Option<Vec<VersionSpan>>]) -> Vec
 #[cfg(test)]
 mod tests {
     use super::{super::Trajectory, *};
+    use crate::buffer::surrogates::LoneSurrogates;
 
-    const LIMITS: TrajectoryLimits = TrajectoryLimits { tokens_max: 100, segments_max: 16, metadata_bytes_max: 100 };
+    const LIMITS: TrajectoryLimits = TrajectoryLimits {
+        tokens_max: 100,
+        segments_max: 16,
+        metadata_bytes_max: 100,
+        lone_surrogates: LoneSurrogates::Replace,
+    };
 
     fn turn(id: &str, after: Option<&str>, prompt: usize, tokens: &[i32]) -> Turn {
         Turn {

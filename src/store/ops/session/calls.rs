@@ -12,6 +12,7 @@ use crate::{
             StoreError, StoredAnswer, StoredCall,
         },
         refusal::Refusal,
+        session::SessionNotes,
         states::SessionState,
     },
     clock::Timestamp,
@@ -219,6 +220,26 @@ impl Op for MarkFull {
             WHERE session_pk = $1 AND is_full = 0 AND state IN ('open', 'finishing')",
         );
         tx.execute(MARK_FULL, args![self.0]).await.map(drop)
+    }
+}
+
+pub(in crate::store) struct NoteSession {
+    pub(in crate::store) session: SessionPk,
+    pub(in crate::store) notes: SessionNotes,
+}
+
+#[async_trait]
+impl Op for NoteSession {
+    type Output = ();
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<(), StoreError> {
+        const NOTE_SESSION: Statement = Statement::new(
+            "-- note_session
+            UPDATE session
+            SET notes = notes | $2
+            WHERE session_pk = $1 AND state IN ('open', 'finishing')",
+        );
+        tx.execute(NOTE_SESSION, args![self.session, i64::from(self.notes.number())]).await.map(drop)
     }
 }
 
