@@ -43,6 +43,8 @@ pub struct Request {
     pub client_tools: ClientTools,
     /// What was left out of the request.
     pub warnings: Warnings,
+    /// The path of the first image, if there is one. Texts stand for images.
+    pub image: Option<String>,
     /// Whether the first message is what Responses calls instructions, which belong to one request and not to the
     /// conversation.
     pub has_instructions: bool,
@@ -59,6 +61,18 @@ impl Request {
             tool.leave_out_strict();
         }
         Ok(self)
+    }
+
+    /// The request if it has no images.
+    pub fn without_images(self) -> Result<Self, DialectError> {
+        match self.image {
+            None => Ok(self),
+            Some(path) => Err(DialectError::unsupported(
+                path,
+                "is an image, and sessions record text only; with `images = \"text\"` in the [[upstream]] of the \
+                 configuration, a text stands for each image",
+            )),
+        }
     }
 
     /// The bound of sampled tokens where there is room for `room` more. If neither is known, the engine samples until

@@ -7,7 +7,8 @@ use std::{
 };
 
 use axum::body::{Body, HttpBody as _};
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
+use forebay_client::wire::{has_lone_surrogates, replace_lone_surrogates_in};
 use forebay_gateway::{DialectError, structure, work};
 use http_body_util::BodyExt as _;
 
@@ -18,7 +19,7 @@ use crate::{
         arriving::{Arriving, Limits, Unread},
         paid,
     },
-    buffer::ids::SessionId,
+    buffer::{ids::SessionId, surrogates::LoneSurrogates},
 };
 
 /// How long the body of a refused call is read and discarded. A client that still writes would not read the answer.
@@ -31,6 +32,8 @@ const RETRY_AFTER_S: u32 = 1;
 pub(super) struct ReadBody {
     pub(super) bytes: Bytes,
     pub(super) shares: Shares,
+    /// Whether halves of surrogate pairs in its texts became U+FFFD.
+    pub(super) is_repaired: bool,
 }
 
 /// Reads a body of a session's call. It waits while the budget has no room for it. If it is refused, the rest of it is
@@ -46,12 +49,26 @@ pub(super) async fn read(agents: &Agents, session: SessionId, mut body: Body) ->
         Err(unread) => Err(unread),
     };
     match outcome {
-        Ok((bytes, shares)) => Ok(ReadBody { bytes, shares }),
+        Ok((bytes, shares)) => {
+            let replaces = agents.buffer().trajectory_limits().lone_surrogates == LoneSurrogates::Replace;
+            let (bytes, is_repaired) = work::run(bytes.len(), || repaired(bytes, replaces)).await;
+            Ok(ReadBody { bytes, shares, is_repaired })
+        }
         Err(unread) => {
             discard(body).await;
             Err(refused(unread, limits.bytes_max))
         }
     }
+}
+
+/// A body without halves of surrogate pairs, and whether it had any.
+fn repaired(bytes: Bytes, replaces: bool) -> (Bytes, bool) {
+    if !replaces || !has_lone_surrogates(&bytes) {
+        return (bytes, false);
+    }
+    let mut held = bytes.try_into_mut().unwrap_or_else(|shared| BytesMut::from(&shared[..]));
+    replace_lone_surrogates_in(&mut held);
+    (held.freeze(), true)
 }
 
 /// Takes what the values of a body cost, besides its bytes, before anything is built of it.

@@ -44,7 +44,7 @@ use crate::{
         ids::{CallPk, check_name},
         port::SessionPolicy,
         refusal::BufferError,
-        session::{CallPermit, NewCall, Replayed},
+        session::{CallPermit, NewCall, Replayed, SessionNotes},
         warnings::Warning,
     },
     clock::Timestamp,
@@ -131,7 +131,7 @@ impl Call {
         dialect: Dialect,
         permit: CallPermit,
         headers: &HeaderMap,
-        ReadBody { bytes, mut shares }: ReadBody,
+        ReadBody { bytes, mut shares, is_repaired }: ReadBody,
         times: Times,
     ) -> Result<Self, DialectError> {
         let length = bytes.len();
@@ -145,14 +145,20 @@ impl Call {
             Ok::<_, DialectError>(Some((*blake3::hash(&bytes).as_bytes(), request, is_recorded)))
         };
         let mut references = References::default();
-        let mut parsed = work::run(length, || parse(&mut references)).await?;
-        if parsed.is_none() {
-            references::resolve(&agents, &permit, &mut references, &mut shares).await?;
-            parsed = work::run(length, || parse(&mut references)).await?;
-        }
-        let (digest, request, is_recorded) = parsed.ok_or(DialectError::Internal)?;
+        let adapting = async {
+            let mut parsed = work::run(length, || parse(&mut references)).await?;
+            if parsed.is_none() {
+                references::resolve(&agents, &permit, &mut references, &mut shares).await?;
+                parsed = work::run(length, || parse(&mut references)).await?;
+            }
+            let (digest, request, is_recorded) = parsed.ok_or(DialectError::Internal)?;
+            Ok((digest, agents.upstreams().adapted(&permit, request).await?, is_recorded))
+        };
+        let adapted = adapting.await;
+        let notes = notes(is_repaired, &adapted);
+        agents.buffer().note_session(&permit, notes).await.map_err(refusal::of)?;
+        let (digest, mut request, is_recorded) = adapted?;
         drop(bytes);
-        let mut request = agents.upstreams().adapted(&permit, request).await;
         let canonical = || {
             let canonical = Canonical::of(&request);
             // A later request may name the answer instead of sending the conversation.
@@ -427,6 +433,18 @@ impl Drop for Call {
             });
         }
     }
+}
+
+/// What the receipts of the session should tell of a call.
+fn notes(is_repaired: bool, adapted: &Result<([u8; 32], Request, bool), DialectError>) -> SessionNotes {
+    let noted = |applies: bool, note| if applies { note } else { SessionNotes::default() };
+    let (refused, has_images) = match adapted {
+        Ok((_, request, is_recorded)) => (false, *is_recorded && request.image.is_some()),
+        Err(error) => (error.is_unsupported_part(), false),
+    };
+    noted(is_repaired, SessionNotes::LONE_SURROGATES)
+        | noted(refused, SessionNotes::UNSUPPORTED_PART)
+        | noted(has_images, SessionNotes::IMAGES_REPLACED)
 }
 
 /// A prompt that the service rendered.

@@ -29,7 +29,7 @@ pub(super) async fn prompt_tokens(agents: &Agents, permit: &CallPermit, body: &R
 async fn rendered(agents: &Agents, permit: &CallPermit, body: &ReadBody) -> Result<Option<u64>, DialectError> {
     let length = body.bytes.len();
     let request = work::run(length, || Dialect::Messages.parse(&body.bytes)?.recorded()).await?;
-    let request = agents.upstreams().adapted(permit, request).await;
+    let request = agents.upstreams().adapted(permit, request).await?;
     let canonical = work::run(length, || Canonical::of(&request)).await;
     let Ok(policy) = permit.policy(&request.model) else { return Ok(None) };
     let route = agents.upstreams().of_call(&request.model, policy);

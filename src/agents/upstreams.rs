@@ -69,6 +69,8 @@ pub struct UpstreamConfig {
     /// What becomes of system messages behind the first message; if absent, a test of the template or a probe of the
     /// engine finds out what it takes.
     pub later_system: Option<LaterSystem>,
+    /// Whether a text stands for each image. Otherwise calls with images are refused.
+    pub images_as_text: bool,
     /// A file with the engine's key.
     pub key_file: Option<PathBuf>,
     /// A file with the certificates to trust.
@@ -156,6 +158,7 @@ pub(super) struct Route {
     pub(super) model: String,
     /// What renders its prompts in the mode exact.
     pub(super) exact: Option<Arc<Exact>>,
+    images_as_text: bool,
     later_system: Option<LaterSystem>,
     /// Whether the last probe found that the engine takes only one system message.
     takes_one_system: AtomicBool,
@@ -221,6 +224,7 @@ impl UpstreamConfig {
             upstream,
             model: self.model,
             later_system: self.later_system.or_else(|| exact.as_ref().map(|exact| exact.later_system())),
+            images_as_text: self.images_as_text,
             takes_one_system: AtomicBool::new(false),
             exact,
             policies: self.policies,
@@ -266,11 +270,11 @@ impl Upstreams {
 
     /// The request with the messages that the template of its engine's model takes. A request without an engine is refused
     /// later.
-    pub(super) async fn adapted(&self, permit: &CallPermit, request: Request) -> Request {
+    pub(super) async fn adapted(&self, permit: &CallPermit, request: Request) -> Result<Request, DialectError> {
         let policy = permit.policy(&request.model);
         match policy.map(|policy| self.of_call(&request.model, policy)) {
             Ok(Ok(route)) => route.adapted(request).await,
-            _ => request,
+            _ => Ok(request),
         }
     }
 
@@ -340,7 +344,8 @@ impl Route {
 
     /// The request with the messages that the model's template takes. It is recorded like this, because this is what the
     /// model reads.
-    async fn adapted(&self, request: Request) -> Request {
+    async fn adapted(&self, request: Request) -> Result<Request, DialectError> {
+        let request = if self.images_as_text { request } else { request.without_images()? };
         let later = match self.later_system {
             Some(later) => later,
             None => {
@@ -349,7 +354,7 @@ impl Route {
                 if takes_one { LaterSystem::User } else { LaterSystem::Keep }
             }
         };
-        later.applied(request)
+        Ok(later.applied(request))
     }
 
     /// Refuses a call whose log-probabilities would not be those of the policy. An engine may have been restarted with

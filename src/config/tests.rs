@@ -297,6 +297,7 @@ fn keys_of_the_mode_exact_are_checked_together() {
         ("kind = 'sglang'\nspecial_tokens_in_text = 'escape'", "/upstream/0/special_tokens_in_text: belongs to mode"),
         ("kind = 'sglang'\nspecial_tokens_in_text = 'drop'", "/upstream/0/special_tokens_in_text"),
         ("kind = 'sglang'\nlater_system = 'drop'", "/upstream/0/later_system"),
+        ("kind = 'sglang'\nimages = 'see'", "/upstream/0/images"),
         ("kind = 'sglang'\npass = ['cache_salt', 'stop']", "/upstream/0/pass/1: \"stop\" is set by the service"),
         ("kind = 'sglang'\npass = ['lora_path']", "/upstream/0/pass/0: \"lora_path\" is never passed on"),
     ] {

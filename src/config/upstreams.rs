@@ -42,6 +42,7 @@ struct Entry {
     pass: Vec<String>,
     special_tokens_in_text: Option<SpecialTokens>,
     later_system: Option<Later>,
+    images: Images,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]
@@ -96,6 +97,15 @@ impl Later {
             Self::User => LaterSystem::User,
         }
     }
+}
+
+/// What becomes of images in messages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Images {
+    #[default]
+    Refuse,
+    Text,
 }
 
 /// Who renders prompts.
@@ -243,6 +253,7 @@ fn upstream(
         policies: policies.ok()?,
         models: entry.models,
         exact,
+        images_as_text: entry.images == Images::Text,
         later_system: entry.later_system.map(Later::system),
         key_file: entry.key_file,
         ca_file: entry.ca_file,

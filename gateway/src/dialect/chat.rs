@@ -4,11 +4,11 @@ use serde_json::{Value, json};
 
 use super::{
     ClientTool, DialectError, Envelope, SseEvent, client_tools, fields,
-    tools::{self, Offer, Offered},
+    tools::{self, Images, Offer, Offered},
 };
 use crate::{
     completion::{Completion, Finish, StopMatch, ToolCall, Usage},
-    json::{Item, Object},
+    json::{self, Item, Object},
     request::{Content, Message, Request, Role, Tool, ToolChoice, Warnings},
 };
 
@@ -24,7 +24,7 @@ const TEXT: [(&str, &[&str]); 6] = [
 
 pub(super) fn parse(body: &[u8]) -> Result<Request, DialectError> {
     let mut object = Item::body(body)?.object()?;
-    let mut warnings = Warnings::default();
+    let (mut warnings, mut images) = (Warnings::default(), Images::default());
     let sampling = fields::take_sampling(&mut object)?;
     for name in ["functions", "function_call"] {
         if let Some(item) = object.take(name) {
@@ -35,7 +35,7 @@ pub(super) fn parse(body: &[u8]) -> Result<Request, DialectError> {
         warnings.push("web_search_options: web search cannot run here and was left out".to_owned());
     }
     let model = object.require("model")?.name()?;
-    let messages = messages(&object.require("messages")?)?;
+    let messages = messages(&object.require("messages")?, &mut images)?;
     let Offered { tools, client_tools, choice: tool_choice } = tools(&mut object, &mut warnings)?;
     let stream = object.take_boolean("stream")?.unwrap_or(false);
     let stream_usage = stream_usage(&mut object)?;
@@ -57,6 +57,7 @@ pub(super) fn parse(body: &[u8]) -> Result<Request, DialectError> {
         other,
         client_tools,
         warnings,
+        image: images.first,
         has_instructions: false,
         bytes: body.len(),
     })
@@ -146,10 +147,10 @@ pub(super) fn models(names: &[&str], created_s: u64) -> Vec<u8> {
     json!({"object": "list", "data": data}).to_string().into_bytes()
 }
 
-fn messages(item: &Item<'_>) -> Result<Vec<Message>, DialectError> {
+fn messages(item: &Item<'_>, images: &mut Images) -> Result<Vec<Message>, DialectError> {
     let mut messages = Vec::new();
     item.each(|item| {
-        messages.push(message(&item)?);
+        messages.push(message(&item, images)?);
         Ok(())
     })?;
     if messages.is_empty() {
@@ -158,7 +159,7 @@ fn messages(item: &Item<'_>) -> Result<Vec<Message>, DialectError> {
     Ok(messages)
 }
 
-fn message(item: &Item<'_>) -> Result<Message, DialectError> {
+fn message(item: &Item<'_>, images: &mut Images) -> Result<Message, DialectError> {
     let mut object = item.object()?;
     let role = object.require("role")?;
     let role = match role.string()?.as_str() {
@@ -173,7 +174,7 @@ fn message(item: &Item<'_>) -> Result<Message, DialectError> {
         return Err(item.invalid("is the deprecated form of `tool_calls`"));
     }
     let content = match object.take("content") {
-        Some(item) => content(&item)?,
+        Some(item) => content(&item, images)?,
         None if role == Role::Assistant => Content::Absent,
         None => return Err(item.invalid("has no content")),
     };
@@ -201,21 +202,37 @@ fn message(item: &Item<'_>) -> Result<Message, DialectError> {
     Ok(Message { role, content, reasoning, tool_calls, tool_call_id, other: object.rest() })
 }
 
-fn content(item: &Item<'_>) -> Result<Content, DialectError> {
+fn content(item: &Item<'_>, images: &mut Images) -> Result<Content, DialectError> {
     if item.is_string() {
         return Ok(Content::Text(item.string()?));
     }
     if !item.is_array() {
         return Err(item.invalid("must be a string or an array of parts"));
     }
-    item.each(|part| check_part(&part))?;
-    Ok(Content::Parts(item.to_raw()))
+    let mut has_images = false;
+    item.each(|part| {
+        has_images |= is_image(&part, images)?;
+        Ok(())
+    })?;
+    if !has_images {
+        return Ok(Content::Parts(item.to_raw()));
+    }
+    let mut parts = Vec::new();
+    item.each(|part| {
+        let text = || json::raw(&json!({"type": "text", "text": tools::IMAGE}));
+        parts.push(if is_image(&part, images)? { text() } else { part.to_raw() });
+        Ok(())
+    })?;
+    Ok(Content::Parts(json::raw(&parts)))
 }
 
-/// Checks that a part is text. What else it has is not sent to the engine.
-fn check_part(part: &Item<'_>) -> Result<(), DialectError> {
+/// Whether a part is an image; everything else must be text. What else a text has is not sent to the engine.
+fn is_image(part: &Item<'_>, images: &mut Images) -> Result<bool, DialectError> {
     let mut object = part.object()?;
     let kind = object.require("type")?.string()?;
+    if images.has(part, &kind) {
+        return Ok(true);
+    }
     let Some((_, fields)) = TEXT.iter().find(|(known, _)| *known == kind) else {
         return Err(part.unsupported(format!("is of type {kind:?}; sessions record text only")));
     };
@@ -223,7 +240,7 @@ fn check_part(part: &Item<'_>) -> Result<(), DialectError> {
     match texts.iter().find(|(_, text)| !text.get().starts_with('"')) {
         Some((name, _)) => Err(DialectError::invalid(format!("{}.{name}", part.path()), "must be a string")),
         None if texts.is_empty() => Err(DialectError::invalid(format!("{}.{}", part.path(), fields[0]), "is missing")),
-        None => Ok(()),
+        None => Ok(false),
     }
 }
 

@@ -252,7 +252,7 @@ fn action(object: &mut Object<'_>, field: &str, added: &[&str]) -> Result<String
 pub(super) fn output(
     kind: &str,
     object: &mut Object<'_>,
-    text_of: impl Fn(&json::Item<'_>) -> Result<String, DialectError>,
+    mut text_of: impl FnMut(&json::Item<'_>) -> Result<String, DialectError>,
 ) -> Result<Option<(String, String)>, DialectError> {
     let text = match kind {
         "function_call_output" | "custom_tool_call_output" | "local_shell_call_output" | "mcp_tool_call_output" => {

@@ -103,6 +103,12 @@ impl DialectError {
         Self::ContextLength { detail: format!("{tokens} tokens > {tokens_max} maximum") }
     }
 
+    /// Whether the call was refused because of a part of a message that sessions cannot record.
+    #[must_use]
+    pub fn is_unsupported_part(&self) -> bool {
+        matches!(self, Self::Unsupported { field, .. } if ["messages[", "input[", "system["].iter().any(|list| field.starts_with(list)))
+    }
+
     /// The HTTP status.
     #[must_use]
     pub fn status(&self) -> u16 {

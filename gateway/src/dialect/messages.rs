@@ -9,7 +9,7 @@ use serde_json::{Value, json, value::RawValue};
 
 use super::{
     DialectError, Envelope, SseEvent, client_tools, fields,
-    tools::{self, Offer, Offered, object_text},
+    tools::{self, Images, Offer, Offered, object_text},
 };
 use crate::{
     completion::{Completion, Finish, StopMatch, ToolCall, Usage},
@@ -36,17 +36,18 @@ const BYTES_PER_TOKEN: u64 = 4;
 
 pub(super) fn parse(body: &[u8]) -> Result<Request, DialectError> {
     let mut object = Item::body(body)?.object()?;
-    let mut warnings = Warnings::default();
+    let (mut warnings, mut images) = (Warnings::default(), Images::default());
     let sampling = fields::take_sampling(&mut object)?;
     if object.take("mcp_servers").is_some_and(|item| item.verbatim() != "[]") {
         warnings.push("mcp_servers: MCP servers cannot be called from here and were left out".to_owned());
     }
     object.discard(&SERVICE);
     let model = object.require("model")?.name()?;
-    let system = object.take("system").map(|item| text_of(&item)).transpose()?.filter(|text| !text.is_empty());
+    let system =
+        object.take("system").map(|item| text_of(&item, &mut images)).transpose()?.filter(|text| !text.is_empty());
     let list = object.require("messages")?;
     let mut messages: Vec<Message> = system.map(|text| Message::text(Role::System, text)).into_iter().collect();
-    read_messages(&list, &mut messages, &mut warnings)?;
+    read_messages(&list, &mut messages, &mut images, &mut warnings)?;
     let mut extra = Fields::new();
     let Offered { tools, client_tools, choice: tool_choice } = tools(&mut object, &mut extra, &mut warnings)?;
     let stream = object.take_boolean("stream")?.unwrap_or(false);
@@ -71,6 +72,7 @@ pub(super) fn parse(body: &[u8]) -> Result<Request, DialectError> {
         other,
         client_tools,
         warnings,
+        image: images.first,
         has_instructions: false,
         bytes: body.len(),
     })
@@ -159,7 +161,12 @@ pub fn token_count(body: &[u8], known: Option<u64>) -> Vec<u8> {
     json!({"input_tokens": count}).to_string().into_bytes()
 }
 
-fn read_messages(list: &Item<'_>, messages: &mut Vec<Message>, warnings: &mut Warnings) -> Result<(), DialectError> {
+fn read_messages(
+    list: &Item<'_>,
+    messages: &mut Vec<Message>,
+    images: &mut Images,
+    warnings: &mut Warnings,
+) -> Result<(), DialectError> {
     let mut of_assistant = None;
     let count = list.each(|item| {
         let mut object = item.object()?;
@@ -167,10 +174,10 @@ fn read_messages(list: &Item<'_>, messages: &mut Vec<Message>, warnings: &mut Wa
         let content = object.require("content")?;
         let name = role.string()?;
         match name.as_str() {
-            "user" => read_user(&content, messages)?,
+            "user" => read_user(&content, messages, images)?,
             "assistant" => messages.push(assistant(&content, warnings)?),
             // Claude Code sends such messages between the others.
-            "system" => messages.push(Message::text(Role::System, text_of(&content)?)),
+            "system" => messages.push(Message::text(Role::System, text_of(&content, images)?)),
             other => return Err(role.invalid(format!("is {other:?}, which is no role of a message"))),
         }
         of_assistant = Some(item).filter(|_| name == "assistant");
@@ -188,7 +195,7 @@ fn read_messages(list: &Item<'_>, messages: &mut Vec<Message>, warnings: &mut Wa
 }
 
 /// A text, or the text blocks of a list.
-fn text_of(item: &Item<'_>) -> Result<String, DialectError> {
+fn text_of(item: &Item<'_>, images: &mut Images) -> Result<String, DialectError> {
     if item.is_string() {
         return item.string();
     }
@@ -197,6 +204,11 @@ fn text_of(item: &Item<'_>) -> Result<String, DialectError> {
         let mut object = block.object()?;
         match object.require("type")?.string()?.as_str() {
             "text" => texts.push(object.require("text")?.string()?),
+            // What a search for tools has found. The model is offered all tools of the request.
+            "tool_reference" => {
+                texts.push(format!("The tool {} is available.", object.require("tool_name")?.string()?));
+            }
+            kind if images.has(&block, kind) => texts.push(tools::IMAGE.to_owned()),
             kind => return Err(not_text(&block, kind)),
         }
         Ok(())
@@ -208,7 +220,7 @@ fn not_text(block: &Item<'_>, kind: &str) -> DialectError {
     block.unsupported(format!("is of type {kind:?}; sessions record text only"))
 }
 
-fn read_user(content: &Item<'_>, messages: &mut Vec<Message>) -> Result<(), DialectError> {
+fn read_user(content: &Item<'_>, messages: &mut Vec<Message>, images: &mut Images) -> Result<(), DialectError> {
     if content.is_string() {
         messages.push(Message::text(Role::User, content.string()?));
         return Ok(());
@@ -226,9 +238,11 @@ fn read_user(content: &Item<'_>, messages: &mut Vec<Message>) -> Result<(), Dial
             "tool_result" => {
                 flush(&mut texts, messages);
                 let id = object.require("tool_use_id")?.string()?;
-                let text = object.take("content").map(|item| text_of(&item)).transpose()?.unwrap_or_default();
+                let text = object.take("content").map(|item| text_of(&item, images)).transpose()?;
+                let text = text.unwrap_or_default();
                 messages.push(Message { tool_call_id: Some(id), ..Message::text(Role::Tool, text) });
             }
+            kind if images.has(&block, kind) => texts.push(tools::IMAGE.to_owned()),
             kind => return Err(not_text(&block, kind)),
         }
         Ok(())

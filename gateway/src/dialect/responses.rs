@@ -10,7 +10,7 @@ use super::{
     client_tools::{self, ClientTool},
     fields,
     references::{Part, References},
-    tools::{Offer, Offered},
+    tools::{Images, Offer, Offered},
 };
 use crate::{
     completion::{Completion, Finish, ToolCall},
@@ -40,7 +40,7 @@ const STORED: [&str; 2] = ["conversation", "prompt"];
 
 pub(super) fn parse(body: &[u8], references: &mut References) -> Result<Request, DialectError> {
     let mut object = Item::body(body)?.object()?;
-    let mut warnings = Warnings::default();
+    let (mut warnings, mut images) = (Warnings::default(), Images::default());
     let sampling = fields::take_sampling(&mut object)?;
     for name in STORED {
         if let Some(item) = object.take(name) {
@@ -65,7 +65,7 @@ pub(super) fn parse(body: &[u8], references: &mut References) -> Result<Request,
     let mut offer = Offer::default();
     read_tools(&mut object, &mut offer, &mut warnings)?;
     offer.replace_repeated();
-    let mut reading = Reading { offer: &mut offer, warnings: &mut warnings, references };
+    let mut reading = Reading { offer: &mut offer, images: &mut images, warnings: &mut warnings, references };
     read_input(&object.require("input")?, &mut messages, &mut reading)?;
     let Offered { tools, client_tools, choice: tool_choice } = choose(offer, &mut object)?;
     let stream = object.take_boolean("stream")?.unwrap_or(false);
@@ -90,6 +90,7 @@ pub(super) fn parse(body: &[u8], references: &mut References) -> Result<Request,
         other,
         client_tools,
         warnings,
+        image: images.first,
         bytes: body.len() + references.bytes(),
         has_instructions,
     })
@@ -138,12 +139,13 @@ fn numbered(name: &'static str, mut data: Value, number: usize) -> SseEvent {
 /// What the input adds to besides messages, and what it names.
 struct Reading<'a> {
     offer: &'a mut Offer,
+    images: &'a mut Images,
     warnings: &'a mut Warnings,
     references: &'a mut References,
 }
 
 fn read_input(input: &Item<'_>, messages: &mut Vec<Message>, reading: &mut Reading<'_>) -> Result<(), DialectError> {
-    let Reading { offer, warnings, references } = reading;
+    let Reading { offer, images, warnings, references } = reading;
     if input.is_string() {
         messages.push(Message::text(Role::User, input.string()?));
         return Ok(());
@@ -158,10 +160,10 @@ fn read_input(input: &Item<'_>, messages: &mut Vec<Message>, reading: &mut Readi
         let is_reference = kind.is_none() && object.find("role").is_none() && object.find("id").is_some();
         match kind.as_deref().or(is_reference.then_some("item_reference")) {
             None | Some("message") => match role(&mut object)? {
-                Role::Assistant => turn.text(text_of(&object.require("content")?)?, messages),
+                Role::Assistant => turn.text(text_of(&object.require("content")?, images)?, messages),
                 role => {
                     turn.finish(messages);
-                    messages.push(Message::text(role, text_of(&object.require("content")?)?));
+                    messages.push(Message::text(role, text_of(&object.require("content")?, images)?));
                 }
             },
             Some("reasoning") => turn.reasoning(&reasoning(&mut object)?, messages),
@@ -192,7 +194,8 @@ fn read_input(input: &Item<'_>, messages: &mut Vec<Message>, reading: &mut Readi
             Some(kind) => {
                 if let Some(call) = client_tools::sent_back(kind, &mut object)? {
                     turn.call(call);
-                } else if let Some((id, text)) = client_tools::output(kind, &mut object, text_of)? {
+                } else if let Some((id, text)) = client_tools::output(kind, &mut object, |item| text_of(item, images))?
+                {
                     turn.finish(messages);
                     messages.push(Message { tool_call_id: Some(id), ..Message::text(Role::Tool, text) });
                 } else {
@@ -271,7 +274,7 @@ fn role(object: &mut Object<'_>) -> Result<Role, DialectError> {
 }
 
 /// A text, or the text parts of a list.
-fn text_of(item: &Item<'_>) -> Result<String, DialectError> {
+fn text_of(item: &Item<'_>, images: &mut Images) -> Result<String, DialectError> {
     if item.is_string() {
         return item.string();
     }
@@ -284,6 +287,7 @@ fn text_of(item: &Item<'_>) -> Result<String, DialectError> {
         match object.require("type")?.string()?.as_str() {
             "input_text" | "output_text" | "text" => texts.push(object.require("text")?.string()?),
             "refusal" => texts.push(object.require("refusal")?.string()?),
+            kind if images.has(&part, kind) => texts.push(tools::IMAGE.to_owned()),
             kind => return Err(part.unsupported(format!("is of type {kind:?}; sessions record text only"))),
         }
         Ok(())

@@ -143,3 +143,24 @@ fn written(object: &mut Object<'_>) -> Option<String> {
     let text = object.take(INVALID)?.string().ok()?;
     (object.is_empty() && !json::is_object(&text)).then_some(text)
 }
+
+/// The text for an image.
+pub(super) const IMAGE: &str = "[There is an image here, which you cannot see.]";
+
+/// The images of a request, for which texts stand: a model that cannot see them should know that there are some.
+#[derive(Default)]
+pub(super) struct Images {
+    /// The path of the first one.
+    pub(super) first: Option<String>,
+}
+
+impl Images {
+    /// Whether a part of this type is an image in any dialect. If it is, it is noted.
+    pub(super) fn has(&mut self, part: &Item<'_>, kind: &str) -> bool {
+        let is_image = matches!(kind, "image" | "image_url" | "input_image");
+        if is_image {
+            self.first.get_or_insert_with(|| part.path().to_owned());
+        }
+        is_image
+    }
+}

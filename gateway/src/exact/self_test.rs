@@ -75,6 +75,7 @@ fn conversation(renderer: &Renderer, has_system: bool, has_tools: bool) -> (Requ
         other: Vec::new(),
         client_tools: ClientTools::default(),
         warnings: Warnings::default(),
+        image: None,
         has_instructions: false,
         bytes: 0,
     };

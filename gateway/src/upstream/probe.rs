@@ -389,6 +389,7 @@ fn request(prompt: &str) -> Request {
         other: Vec::new(),
         client_tools: ClientTools::default(),
         warnings: Warnings::default(),
+        image: None,
         has_instructions: false,
         bytes: 0,
     }

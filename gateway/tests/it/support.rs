@@ -24,7 +24,7 @@ pub(crate) fn parsed_text(dialect: Dialect, body: &str) -> Request {
 
 /// Parses a body of a recorded call that must be refused.
 pub(crate) fn refused(dialect: Dialect, body: &Value) -> DialectError {
-    match dialect.parse(body.to_string().as_bytes()).and_then(Request::recorded) {
+    match dialect.parse(body.to_string().as_bytes()).and_then(Request::recorded).and_then(Request::without_images) {
         Ok(_) => panic!("the body is refused: {body}"),
         Err(error) => error,
     }

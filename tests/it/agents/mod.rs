@@ -15,6 +15,7 @@ mod engines;
 #[cfg(feature = "exact")]
 mod exact;
 mod group;
+mod parts;
 mod references;
 mod requests;
 mod systems;

@@ -100,7 +100,7 @@ async fn the_configuration_says_what_becomes_of_later_system_messages() {
     let agent = Agent::open(&app, json!({})).await;
     let (status, retry, refused) = error(agent.call(Dialect::Chat, &body(Dialect::Chat, "Start.", &[])).await).await;
     assert_eq!((status.as_u16(), retry), (400, Some(false)), "{refused}");
-    assert!(message(&refused).contains("System message must be at the beginning."), "{refused}");
+    assert!(message(&refused).contains("was refused by the engine"), "{refused}");
     app.finish().await;
     let app = TestApp::start_with(
         Backend::Sqlite,
