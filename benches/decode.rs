@@ -19,13 +19,18 @@ use forebay::{
     buffer::{
         ingest::NewRollout,
         payload::{Codec, Payload},
+        surrogates::LoneSurrogates,
         trajectory::{Trajectory, TrajectoryLimits},
     },
 };
 use forebay_client::wire::{self, Retries};
 
-const LIMITS: TrajectoryLimits =
-    TrajectoryLimits { tokens_max: 2_000_000, segments_max: 4_096, metadata_bytes_max: 256 << 10 };
+const LIMITS: TrajectoryLimits = TrajectoryLimits {
+    tokens_max: 2_000_000,
+    segments_max: 4_096,
+    metadata_bytes_max: 256 << 10,
+    lone_surrogates: LoneSurrogates::Replace,
+};
 
 /// The paths that are measured.
 #[derive(Clone, Copy)]

@@ -10,6 +10,7 @@ use forebay::{
     buffer::{
         ingest::NewRollout,
         payload::Codec,
+        surrogates::LoneSurrogates,
         trajectory::{Trajectory, TrajectoryLimits},
     },
     facades::parsers as facades,
@@ -36,8 +37,12 @@ const RECEIPT_BYTES: usize = 1 << 10;
 const SIZES: [usize; 2] = [64 << 10, 1 << 20];
 
 /// The default limits.
-const LIMITS: TrajectoryLimits =
-    TrajectoryLimits { tokens_max: 2_000_000, segments_max: 4_096, metadata_bytes_max: 256 << 10 };
+const LIMITS: TrajectoryLimits = TrajectoryLimits {
+    tokens_max: 2_000_000,
+    segments_max: 4_096,
+    metadata_bytes_max: 256 << 10,
+    lone_surrogates: LoneSurrogates::Replace,
+};
 
 /// Who reads a body.
 #[derive(Clone, Copy, Debug)]

@@ -346,13 +346,12 @@ impl Route {
     /// model reads.
     async fn adapted(&self, request: Request) -> Result<Request, DialectError> {
         let request = if self.images_as_text { request } else { request.without_images()? };
-        let later = match self.later_system {
-            Some(later) => later,
-            None => {
-                self.await_probe().await;
-                let takes_one = self.takes_one_system.load(Ordering::Relaxed);
-                if takes_one { LaterSystem::User } else { LaterSystem::Keep }
-            }
+        let later = if let Some(later) = self.later_system {
+            later
+        } else {
+            self.await_probe().await;
+            let takes_one = self.takes_one_system.load(Ordering::Relaxed);
+            if takes_one { LaterSystem::User } else { LaterSystem::Keep }
         };
         Ok(later.applied(request))
     }

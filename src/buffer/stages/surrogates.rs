@@ -37,10 +37,7 @@ impl LoneSurrogates {
     pub(in crate::buffer) fn replace(self, sent: &mut wire::Trajectory) -> Option<Warning> {
         let mut replaced = Vec::new();
         for (name, held) in [("messages", &mut sent.messages), ("metadata", &mut sent.metadata)] {
-            let stored = match held.as_deref().map(|json| self.stored(json)) {
-                Some(Cow::Owned(stored)) => stored,
-                _ => continue,
-            };
+            let Some(Cow::Owned(stored)) = held.as_deref().map(|json| self.stored(json)) else { continue };
             *held = Some(stored);
             replaced.push(name);
         }
