@@ -10,7 +10,7 @@ use super::{
     client_tools::{self, ClientTool},
     fields,
     references::{Part, References},
-    tools::{Images, Offer, Offered},
+    tools::{self, Images, Offer, Offered},
 };
 use crate::{
     completion::{Completion, Finish, ToolCall},
