@@ -45,25 +45,37 @@ const AUTH_FAILURES: [&str; 6] = ["missing", "invalid", "expired", "forbidden", 
 
 /// Types of parts that are left out of agents' calls, without the dates that some of them end with. An agent may name any
 /// type.
-const LEFT_OUT_KINDS: [&str; 18] = [
-    "agent_message",
+const LEFT_OUT_KINDS: [&str; 30] = [
     "code_execution",
+    "code_execution_tool_result",
     "code_interpreter",
+    "code_interpreter_call",
     "compaction",
     "computer",
     "computer_use_preview",
+    "context_compaction",
     "encrypted_content",
     "file_search",
+    "file_search_call",
     "image_generation",
+    "image_generation_call",
     "mcp",
+    "mcp_call",
+    "mcp_list_tools",
+    "mcp_tool_result",
+    "mcp_tool_use",
     "mcp_toolset",
     "redacted_thinking",
     "server_tool_use",
     "shell",
     "tool_search",
+    "tool_search_call",
     "web_fetch",
+    "web_fetch_tool_result",
     "web_search",
+    "web_search_call",
     "web_search_preview",
+    "web_search_tool_result",
 ];
 
 const NATS_BUCKETS: &[f64] = &[0.001, 0.003, 0.01, 0.02, 0.05, 0.1, 0.3, 1.0, 3.0, 10.0];

@@ -41,6 +41,15 @@ pub enum Dialect {
     Responses,
 }
 
+/// A model that an agent can call.
+#[derive(Clone, Copy, Debug)]
+pub struct Model<'a> {
+    /// Its name.
+    pub name: &'a str,
+    /// The size of the context of its engine, if it is known.
+    pub context_tokens: Option<u32>,
+}
+
 /// What an answer contains besides the completion.
 #[derive(Clone, Debug)]
 pub struct Envelope {
@@ -116,10 +125,20 @@ impl Dialect {
 
     /// Writes the list of models.
     #[must_use]
-    pub fn models(self, names: &[&str], created_s: u64) -> Vec<u8> {
+    pub fn models(self, models: &[Model<'_>], created_s: u64) -> Vec<u8> {
         match self {
-            Self::Chat | Self::Responses => chat::models(names, created_s),
-            Self::Messages => messages::models(names),
+            Self::Chat | Self::Responses => chat::models(models, created_s),
+            Self::Messages => messages::models(models),
         }
+    }
+
+    /// Writes one model.
+    #[must_use]
+    pub fn model(self, model: &Model<'_>, created_s: u64) -> Vec<u8> {
+        let entry = match self {
+            Self::Chat | Self::Responses => chat::model(model, created_s),
+            Self::Messages => messages::model(model),
+        };
+        entry.to_string().into_bytes()
     }
 }

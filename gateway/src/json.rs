@@ -202,6 +202,14 @@ impl<'a> Object<'a> {
         (!item.is_null()).then_some(item)
     }
 
+    /// Takes a field that must be there, but may be null.
+    pub(crate) fn require_or_null(&mut self, name: &str) -> Result<Option<Item<'a>>, DialectError> {
+        if self.entries.iter().any(|(found, raw)| found == name && raw.get() == "null") {
+            return Ok(None);
+        }
+        self.require(name).map(Some)
+    }
+
     pub(crate) fn require(&mut self, name: &str) -> Result<Item<'a>, DialectError> {
         self.take(name).ok_or_else(|| DialectError::invalid(self.path_of(name), "is missing"))
     }

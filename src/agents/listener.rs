@@ -10,13 +10,20 @@ use axum::{
     Router,
     body::Body,
     extract::{Path, Request, State},
-    http::{HeaderMap, HeaderValue, header},
+    http::{HeaderMap, HeaderName, HeaderValue, Method, header},
     middleware::{self, Next},
     response::Response,
     routing::{get, post},
 };
-use forebay_gateway::{Dialect, DialectError, dialect::token_count};
-use tower_http::catch_panic::CatchPanicLayer;
+use forebay_gateway::{
+    Dialect, DialectError,
+    dialect::{Model, token_count},
+};
+use tower_http::{
+    catch_panic::CatchPanicLayer,
+    cors::{AllowHeaders, CorsLayer},
+    normalize_path::NormalizePath,
+};
 use tracing::Instrument as _;
 
 use super::{
@@ -49,17 +56,32 @@ pub fn router(agents: Agents) -> Router {
         .route("/responses/{response}", get(retrieve))
         .route("/messages", post(messages))
         .route("/messages/count_tokens", post(count_tokens))
-        .route("/models", get(models));
-    Router::new()
+        .route("/models", get(models))
+        .route("/models/{*model}", get(model));
+    let routes = Router::new()
         .route("/", get(probe))
         .route("/sessions/{id}", get(probe))
         .nest("/sessions/{id}/v1", calls.clone())
         .nest("/v1", calls)
         .fallback(no_such_path)
-        .method_not_allowed_fallback(no_such_path)
-        .layer(middleware::from_fn(check_framing))
-        .layer(CatchPanicLayer::custom(panicked))
-        .with_state(agents)
+        .method_not_allowed_fallback(no_such_path);
+    let cors = cors(&agents.options().origins);
+    // Some clients end paths with a slash.
+    let mut router = Router::new().fallback_service(NormalizePath::trim_trailing_slash(routes.with_state(agents)));
+    if let Some(cors) = cors {
+        router = router.layer(cors);
+    }
+    router.layer(middleware::from_fn(check_framing)).layer(CatchPanicLayer::custom(panicked))
+}
+
+/// What lets pages of these origins call. `None` if there are none: browsers then refuse to show answers to pages.
+fn cors(origins: &[HeaderValue]) -> Option<CorsLayer> {
+    let layer = CorsLayer::new()
+        .allow_origin(origins.to_vec())
+        .allow_methods([Method::GET, Method::HEAD, Method::POST])
+        .allow_headers(AllowHeaders::mirror_request())
+        .expose_headers([header::RETRY_AFTER, HeaderName::from_static("x-should-retry")]);
+    (!origins.is_empty()).then_some(layer)
 }
 
 async fn chat(State(agents): State<Agents>, id: Id, request: Request) -> Response {
@@ -201,11 +223,45 @@ async fn models(State(agents): State<Agents>, id: Id, headers: HeaderMap) -> Res
     let dialect = Dialect::of_headers(&headers);
     match permit(&agents, id, &headers).await {
         Ok(permit) => {
-            let names: Vec<&str> = permit.models().into_iter().collect();
-            answer::json(dialect.models(&names, agents.buffer().now().unix_s()))
+            let names = permit.models().into_iter();
+            let models: Vec<Model<'_>> =
+                names.map(|name| Model { name, context_tokens: context_tokens(&agents, &permit, name) }).collect();
+            answer::json(dialect.models(&models, agents.buffer().now().unix_s()))
         }
         Err(error) => answer::error(dialect, &error),
     }
+}
+
+/// One model, which may be any name that the session knows.
+async fn model(
+    State(agents): State<Agents>,
+    Path(names): Path<HashMap<String, String>>,
+    headers: HeaderMap,
+) -> Response {
+    let dialect = Dialect::of_headers(&headers);
+    let id = names.get("id").cloned().map(Path);
+    let name = names.get("model").map(String::as_str).unwrap_or_default();
+    let found = async {
+        let permit = permit(&agents, id, &headers).await?;
+        permit.policy(name).map_err(|refusal| refusal::of(refusal.into()))?;
+        Ok::<_, DialectError>(context_tokens(&agents, &permit, name))
+    };
+    match found.await {
+        Ok(context_tokens) => {
+            answer::json(dialect.model(&Model { name, context_tokens }, agents.buffer().now().unix_s()))
+        }
+        Err(error) => answer::error(dialect, &error),
+    }
+}
+
+/// The size of the context of a model's engine, if the configuration says it.
+fn context_tokens(agents: &Agents, permit: &CallPermit, model: &str) -> Option<u32> {
+    let upstreams = agents.upstreams();
+    let route = match permit.policy(model).ok()? {
+        Some(policy) => upstreams.of_policy(&policy.policy),
+        None => upstreams.of_model(model),
+    };
+    route.ok()?.upstream.options().context_tokens
 }
 
 /// The count is exact where the service renders the prompts, and an estimate where only the engine has the tokenizer.

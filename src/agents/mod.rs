@@ -39,6 +39,7 @@ mod urls;
 
 use std::{sync::Arc, time::Duration};
 
+use axum::http::HeaderValue;
 use tokio::sync::watch;
 
 pub use self::{
@@ -50,7 +51,7 @@ pub use self::{
 use crate::{budget::Budget, buffer::Buffer, metrics::Metrics};
 
 /// Limits and times of the calls of agents.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct AgentOptions {
     /// The most bytes of the body of one call.
     pub body_bytes_max: usize,
@@ -64,6 +65,8 @@ pub struct AgentOptions {
     pub hold: Duration,
     /// Which recorded calls are scored again.
     pub audit: AuditOptions,
+    /// The origins whose pages may call.
+    pub origins: Vec<HeaderValue>,
 }
 
 /// What all calls share.

@@ -23,12 +23,15 @@ pub(super) async fn resolve(
 ) -> Result<(), DialectError> {
     let mut reader = Reader { agents, permit, shares, page: TextPage::default() };
     let conversation = match references.wanted_conversation() {
-        Some(id) => Some(reader.number(id, &format!("resp_{id}")).await?),
+        Some(id) => {
+            let named = format!("resp_{id}");
+            Some((reader.number(id, &named).await?, named))
+        }
         None => None,
     };
     let mut answers = Vec::new();
-    for id in references.wanted() {
-        answers.push((reader.number(id, id).await?, id.to_owned()));
+    for (id, item) in references.wanted() {
+        answers.push((reader.number(id, item).await?, id.to_owned()));
     }
     // Pages are read from the end of the session.
     answers.sort_unstable_by(|left, right| right.cmp(left));
@@ -38,8 +41,8 @@ pub(super) async fn resolve(
         let answer = work::run(bytes, || stored(&text.response).map(|stored| stored.completion.into_owned())).await?;
         references.found(&id, answer.message, bytes);
     }
-    if let Some(seq) = conversation {
-        let (messages, bytes) = reader.conversation(seq).await?;
+    if let Some((seq, named)) = conversation {
+        let (messages, bytes) = reader.conversation(seq, &named).await?;
         references.found_conversation(messages, bytes);
     }
     Ok(())
@@ -82,7 +85,7 @@ impl Reader<'_> {
 
     /// The messages of a call and its answer, without instructions, and the bytes that they were read from. A call is
     /// stored as what it adds to an earlier one.
-    async fn conversation(&mut self, seq: u32) -> Result<(Vec<Message>, usize), DialectError> {
+    async fn conversation(&mut self, seq: u32, named: &str) -> Result<(Vec<Message>, usize), DialectError> {
         let (mut calls, mut next, mut bytes) = (Vec::new(), Some(seq), 0);
         // Those of the named call. Earlier calls had instructions of their own.
         let mut has_instructions = None;
@@ -109,10 +112,8 @@ impl Reader<'_> {
                 Some(messages)
             })
         };
-        let mut messages = work::run(bytes, restore).await.ok_or_else(|| {
-            tracing::error!(call.seq = seq, "the stored messages of a call cannot be made again");
-            DialectError::Internal
-        })?;
+        // Calls in other dialects, and those of earlier versions of the service, have no ids of tool calls.
+        let mut messages = work::run(bytes, restore).await.ok_or_else(|| not_found(named))?;
         if has_instructions == Some(true) {
             messages.remove(0);
         }

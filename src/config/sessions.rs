@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use axum::http::HeaderValue;
 use forebay_client::wire::Violation;
 use forebay_gateway::upstream::AnswerBudget;
 use serde::Deserialize;
@@ -41,6 +42,7 @@ const AUDIT_TOKENS_MAX: u64 = 1 << 24;
 pub(super) struct Sessions {
     pub(super) listen: Option<String>,
     public_url: Option<String>,
+    allowed_origins: Vec<String>,
     inflight_bytes: u64,
     inflight_answer_bytes: u64,
     hold_s: u64,
@@ -59,6 +61,7 @@ impl Default for Sessions {
         Self {
             listen: None,
             public_url: None,
+            allowed_origins: Vec::new(),
             inflight_bytes: 256 << 20,
             inflight_answer_bytes: 256 << 20,
             hold_s: 540,
@@ -102,6 +105,12 @@ impl Sessions {
         if let Some(Err(detail)) = self.listen.as_deref().map(check_listen) {
             violations.push(Violation { pointer: "/sessions/listen".to_owned(), detail });
         }
+        for (index, origin) in self.allowed_origins.iter().enumerate() {
+            if !is_origin(origin) {
+                let detail = format!("`{origin}` is not an origin such as http://localhost:3000, without a path");
+                violations.push(Violation { pointer: format!("/sessions/allowed_origins/{index}"), detail });
+            }
+        }
         if let Some(url) = &self.public_url
             && !is_base_url(url)
         {
@@ -132,6 +141,7 @@ impl Sessions {
             keep_alive: Duration::from_secs(self.keep_alive_s),
             hold: Duration::from_secs(self.hold_s),
             audit: AuditOptions { share: self.audit, tokens_max: self.audit_tokens as usize },
+            origins: self.allowed_origins.iter().filter_map(|origin| HeaderValue::from_str(origin).ok()).collect(),
         }
     }
 
@@ -149,6 +159,11 @@ impl Sessions {
             idle_s: self.idle_s,
         }
     }
+}
+
+/// Whether a text is an origin as browsers write it.
+fn is_origin(text: &str) -> bool {
+    reqwest::Url::parse(text).is_ok_and(|url| url.origin().is_tuple() && url.origin().ascii_serialization() == text)
 }
 
 /// Whether a text is a URL to which paths can be appended.

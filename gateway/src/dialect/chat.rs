@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{
-    ClientTool, DialectError, Envelope, SseEvent, client_tools, fields,
+    ClientTool, DialectError, Envelope, Model, SseEvent, client_tools, fields,
     tools::{self, Images, Offer, Offered},
 };
 use crate::{
@@ -43,7 +43,12 @@ pub(super) fn parse(body: &[u8]) -> Result<Request, DialectError> {
     let older = object.take("max_tokens");
     let max_tokens = newer.or(older).map(|item| item.positive()).transpose()?;
     let stop = fields::stop(object.take("stop"))?;
-    let other = object.rest();
+    let mut other = object.rest();
+    if let Some((_, effort)) = other.iter_mut().find(|(name, _)| name == "reasoning_effort")
+        && let Some(known) = fields::effort(effort)
+    {
+        *effort = known;
+    }
     Ok(Request {
         model,
         messages,
@@ -139,12 +144,18 @@ pub(super) fn rest(completion: &Completion, envelope: &Envelope) -> Vec<SseEvent
     events
 }
 
-pub(super) fn models(names: &[&str], created_s: u64) -> Vec<u8> {
-    let data: Value = names
-        .iter()
-        .map(|name| json!({"id": name, "object": "model", "created": created_s, "owned_by": "forebay"}))
-        .collect();
+pub(super) fn models(models: &[Model<'_>], created_s: u64) -> Vec<u8> {
+    let data: Value = models.iter().map(|entry| model(entry, created_s)).collect();
     json!({"object": "list", "data": data}).to_string().into_bytes()
+}
+
+pub(super) fn model(model: &Model<'_>, created_s: u64) -> Value {
+    let mut entry = json!({"id": model.name, "object": "model", "created": created_s, "owned_by": "forebay"});
+    if let Some(tokens) = model.context_tokens {
+        // The field of vLLM, by which agents decide when to compact a conversation.
+        entry["max_model_len"] = json!(tokens);
+    }
+    entry
 }
 
 fn messages(item: &Item<'_>, images: &mut Images) -> Result<Vec<Message>, DialectError> {
@@ -173,10 +184,19 @@ fn message(item: &Item<'_>, images: &mut Images) -> Result<Message, DialectError
     if let Some(item) = object.take("function_call") {
         return Err(item.invalid("is the deprecated form of `tool_calls`"));
     }
-    let content = match object.take("content") {
-        Some(item) => content(&item, images)?,
-        None if role == Role::Assistant => Content::Absent,
-        None => return Err(item.invalid("has no content")),
+    let content = match role {
+        Role::Assistant => {
+            object.take("content").map(|item| content(&item, images)).transpose()?.unwrap_or(Content::Absent)
+        }
+        // A tool that returns nothing.
+        Role::Tool => match object.require_or_null("content")? {
+            Some(item) => content(&item, images)?,
+            None => Content::Text(String::new()),
+        },
+        _ => match object.take("content") {
+            Some(item) => content(&item, images)?,
+            None => return Err(item.invalid("has no content")),
+        },
     };
     let newer = object.take_string("reasoning")?;
     let older = object.take_string("reasoning_content")?;
@@ -287,11 +307,12 @@ fn tools(object: &mut Object<'_>, warnings: &mut Warnings) -> Result<Offered, Di
             }
         })?;
     }
-    let choice = object.take("tool_choice").map(|item| tool_choice(&item).map(|choice| (choice, item))).transpose()?;
-    offer.choose(choice)
+    let Some(item) = object.take("tool_choice") else { return offer.choose(None) };
+    let choice = tool_choice(&item, &mut offer)?;
+    offer.choose(Some((choice, item)))
 }
 
-fn tool_choice(item: &Item<'_>) -> Result<ToolChoice, DialectError> {
+fn tool_choice(item: &Item<'_>, offer: &mut Offer) -> Result<ToolChoice, DialectError> {
     if item.is_string() {
         return match item.string()?.as_str() {
             "auto" => Ok(ToolChoice::Auto),
@@ -302,11 +323,21 @@ fn tool_choice(item: &Item<'_>) -> Result<ToolChoice, DialectError> {
     }
     let mut object = item.object()?;
     let kind = object.require("type")?;
+    if kind.string()? == "allowed_tools" {
+        let mut allowed = object.require("allowed_tools")?.object()?;
+        return offer.allow(&mut allowed, |tool| chosen(tool).map(Some));
+    }
+    chosen(&mut item.object()?).map(ToolChoice::Function)
+}
+
+/// The function that is named.
+fn chosen(object: &mut Object<'_>) -> Result<String, DialectError> {
+    let kind = object.require("type")?;
     let field = kind.string()?;
     if !matches!(field.as_str(), "function" | "custom") {
         return Err(kind.invalid("must be \"function\" or \"custom\", because no other tool can run here"));
     }
-    Ok(ToolChoice::Function(object.require(&field)?.object()?.require("name")?.string()?))
+    object.require(&field)?.object()?.require("name")?.string()
 }
 
 fn stream_usage(object: &mut Object<'_>) -> Result<bool, DialectError> {

@@ -256,7 +256,8 @@ pub(super) fn output(
 ) -> Result<Option<(String, String)>, DialectError> {
     let text = match kind {
         "function_call_output" | "custom_tool_call_output" | "local_shell_call_output" | "mcp_tool_call_output" => {
-            text_of(&object.require("output")?)?
+            // A tool that returns nothing.
+            object.require_or_null("output")?.map(|output| text_of(&output)).transpose()?.unwrap_or_default()
         }
         // Objects with what was printed and how it ended.
         "shell_call_output" => object.require("output")?.verbatim().to_owned(),

@@ -4,9 +4,11 @@
 //! the agent's in calls that are recorded, and what would change the distribution in another way is refused unless it is
 //! neutral. Calls that are not recorded are sampled as the agent asks.
 
+use serde_json::value::RawValue;
+
 use crate::{
     dialect::DialectError,
-    json::{Fields, Item, Object},
+    json::{self, Fields, Item, Object},
     request::Warnings,
 };
 
@@ -167,6 +169,17 @@ pub(crate) fn recorded(sampling: Fields, warnings: &mut Warnings) -> Result<Fiel
         }
     }
     Ok(replaced)
+}
+
+/// How much the model should reason, in one of the three words that all engines know. They refuse calls with others.
+pub(super) fn effort(sent: &RawValue) -> Option<Box<RawValue>> {
+    let word = match sent.get() {
+        "\"minimal\"" | "\"low\"" => "low",
+        "\"medium\"" => "medium",
+        "\"high\"" | "\"xhigh\"" | "\"max\"" => "high",
+        _ => return None,
+    };
+    Some(json::raw(&word))
 }
 
 /// Reads texts that end the answer: one, or an array of them. Empty texts are skipped.

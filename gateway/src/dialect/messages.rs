@@ -8,7 +8,7 @@ use serde::{Serialize, Serializer, ser::SerializeStruct};
 use serde_json::{Value, json, value::RawValue};
 
 use super::{
-    DialectError, Envelope, SseEvent, client_tools, fields,
+    DialectError, Envelope, Model, SseEvent, client_tools, fields,
     tools::{self, Images, Offer, Offered, object_text},
 };
 use crate::{
@@ -143,13 +143,23 @@ fn closing(index: usize) -> SseEvent {
     event("content_block_stop", json!({"index": index}))
 }
 
-pub(super) fn models(names: &[&str]) -> Vec<u8> {
-    // Anthropic's documents allow this time where the true one is not known.
-    let entry =
-        |name: &&str| json!({"type": "model", "id": name, "display_name": name, "created_at": "1970-01-01T00:00:00Z"});
-    let data: Vec<Value> = names.iter().map(entry).collect();
-    let list = json!({"data": data, "has_more": false, "first_id": names.first(), "last_id": names.last()});
+pub(super) fn models(models: &[Model<'_>]) -> Vec<u8> {
+    let data: Vec<Value> = models.iter().map(model).collect();
+    let id = |model: Option<&Model<'_>>| model.map(|model| model.name.to_owned());
+    let list = json!({
+        "data": data, "has_more": false, "first_id": id(models.first()), "last_id": id(models.last()),
+    });
     list.to_string().into_bytes()
+}
+
+pub(super) fn model(model: &Model<'_>) -> Value {
+    let name = model.name;
+    // Anthropic's documents allow this time where the true one is not known.
+    let mut entry = json!({"type": "model", "id": name, "display_name": name, "created_at": "1970-01-01T00:00:00Z"});
+    if let Some(tokens) = model.context_tokens {
+        entry["max_input_tokens"] = json!(tokens);
+    }
+    entry
 }
 
 /// The answer to `messages/count_tokens`: the count if it is known, else an estimate from the size of the body.
@@ -204,6 +214,7 @@ fn text_of(item: &Item<'_>, images: &mut Images) -> Result<String, DialectError>
         let mut object = block.object()?;
         match object.require("type")?.string()?.as_str() {
             "text" => texts.push(object.require("text")?.string()?),
+            "document" => texts.push(document(&block)?),
             // What a search for tools has found. The model is offered all tools of the request.
             "tool_reference" => {
                 texts.push(format!("The tool {} is available.", object.require("tool_name")?.string()?));
@@ -214,6 +225,20 @@ fn text_of(item: &Item<'_>, images: &mut Images) -> Result<String, DialectError>
         Ok(())
     })?;
     Ok(texts.join("\n"))
+}
+
+/// The text of a document, behind what is said about it.
+fn document(block: &Item<'_>) -> Result<String, DialectError> {
+    let mut object = block.object()?;
+    let mut source = object.require("source")?.object()?;
+    let text = match source.require("type")?.string()?.as_str() {
+        "text" => source.require("data")?.string()?,
+        "content" => text_of(&source.require("content")?)?,
+        kind => return Err(not_text(block, &format!("document, from a source of type {kind}"))),
+    };
+    let about = [object.take_string("title")?, object.take_string("context")?];
+    let parts: Vec<String> = about.into_iter().flatten().chain([text]).collect();
+    Ok(parts.join("\n"))
 }
 
 fn not_text(block: &Item<'_>, kind: &str) -> DialectError {
@@ -235,6 +260,7 @@ fn read_user(content: &Item<'_>, messages: &mut Vec<Message>, images: &mut Image
         let mut object = block.object()?;
         match object.require("type")?.string()?.as_str() {
             "text" => texts.push(object.require("text")?.string()?),
+            "document" => texts.push(document(&block)?),
             "tool_result" => {
                 flush(&mut texts, messages);
                 let id = object.require("tool_use_id")?.string()?;
@@ -295,13 +321,11 @@ fn tools(object: &mut Object<'_>, extra: &mut Fields, warnings: &mut Warnings) -
             let mut tool = item.object()?;
             let kind = tool.take_string("type")?;
             if let Some(kind) = kind.filter(|kind| kind != "custom") {
-                return match client_tools::of_anthropic(&kind, &mut tool)? {
-                    Some(function) => offer.add(function, &item),
-                    None => {
-                        offer.leave_out(&kind, &item, warnings);
-                        Ok(())
-                    }
-                };
+                if let Some(function) = client_tools::of_anthropic(&kind, &mut tool)? {
+                    return offer.add(function, &item);
+                }
+                offer.leave_out(&kind, &item, warnings);
+                return Ok(());
             }
             let name = tool.require("name")?.string()?;
             let schema = tool.require("input_schema")?;

@@ -2,7 +2,7 @@
 //!
 //! A request is parsed twice if it does: the first time says what it names, and the second time has it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use super::DialectError;
 use crate::{
@@ -17,7 +17,8 @@ const ID_CHARS_SHOWN: usize = 100;
 /// What a request names, and what was found of it.
 #[derive(Clone, Debug, Default)]
 pub struct References {
-    wanted: BTreeSet<String>,
+    /// The first item that is named of each answer.
+    wanted: BTreeMap<String, String>,
     wanted_conversation: Option<String>,
     answers: BTreeMap<String, AssistantMessage>,
     conversation: Option<Vec<Message>>,
@@ -25,10 +26,10 @@ pub struct References {
 }
 
 impl References {
-    /// The ids of answers of which items are named that are not there yet. They are those of
+    /// The ids of answers of which items are named that are not there yet, each with such an item. They are those of
     /// [`Envelope::id`](super::Envelope::id).
-    pub fn wanted(&self) -> impl Iterator<Item = &str> {
-        self.wanted.iter().map(String::as_str)
+    pub fn wanted(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.wanted.iter().map(|(id, item)| (id.as_str(), item.as_str()))
     }
 
     /// The id of the answer whose whole conversation is named, if it is not there yet.
@@ -64,9 +65,9 @@ impl References {
 
     /// The error for what is not there.
     pub(super) fn missing(&self) -> DialectError {
-        match (&self.wanted_conversation, self.wanted.first()) {
+        match (&self.wanted_conversation, self.wanted.values().next()) {
             (Some(id), _) => not_found(&format!("resp_{id}")),
-            (None, Some(id)) => not_found(id),
+            (None, Some(item)) => not_found(item),
             (None, None) => DialectError::Internal,
         }
     }
@@ -85,7 +86,7 @@ impl References {
     pub(super) fn item(&mut self, item: &str) -> Result<Part<'_>, DialectError> {
         let of = ItemId::parse(item).ok_or_else(|| not_found(item))?;
         let Some(answer) = self.answers.get(of.answer) else {
-            self.wanted.insert(of.answer.to_owned());
+            self.wanted.entry(of.answer.to_owned()).or_insert_with(|| item.to_owned());
             return Ok(Part::Unknown);
         };
         let found = match of.kind {

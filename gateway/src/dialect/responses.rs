@@ -157,7 +157,9 @@ fn read_input(input: &Item<'_>, messages: &mut Vec<Message>, reading: &mut Readi
     let count = input.each(|item| {
         let mut object = item.object()?;
         let kind = object.take_string("type")?;
-        let is_reference = kind.is_none() && object.find("role").is_none() && object.find("id").is_some();
+        // Its type is optional.
+        let has = |name: &str| object.find(name).is_some();
+        let is_reference = kind.is_none() && has("id") && !has("role") && !has("content");
         match kind.as_deref().or(is_reference.then_some("item_reference")) {
             None | Some("message") => match role(&mut object)? {
                 Role::Assistant => turn.text(text_of(&object.require("content")?, images)?, messages),
@@ -367,17 +369,17 @@ fn read_tool(
             }
             Ok(())
         }
-        kind => match client_tools::unnamed(kind, &mut tool)? {
-            Some(found) => offer.add_of_client(found, item),
-            None => {
-                offer.leave_out(kind, item, warnings);
-                Ok(())
+        kind => {
+            if let Some(found) = client_tools::unnamed(kind, &mut tool)? {
+                return offer.add_of_client(found, item);
             }
-        },
+            offer.leave_out(kind, item, warnings);
+            Ok(())
+        }
     }
 }
 
-fn choose(offer: Offer, object: &mut Object<'_>) -> Result<Offered, DialectError> {
+fn choose(mut offer: Offer, object: &mut Object<'_>) -> Result<Offered, DialectError> {
     let Some(item) = object.take("tool_choice") else { return offer.choose(None) };
     let wanted = if item.is_string() {
         match item.string()?.as_str() {
@@ -387,7 +389,13 @@ fn choose(offer: Offer, object: &mut Object<'_>) -> Result<Offered, DialectError
             _ => return Err(item.invalid("must be \"auto\", \"none\", \"required\" or a tool")),
         }
     } else {
-        ToolChoice::Function(chosen(&mut item.object()?)?)
+        let mut choice = item.object()?;
+        if choice.find("type").is_some_and(|kind| kind.verbatim() == "\"allowed_tools\"") {
+            // Entries may name hosted tools, which are not offered.
+            offer.allow(&mut choice, |tool| Ok(chosen(tool).ok()))?
+        } else {
+            ToolChoice::Function(chosen(&mut choice)?)
+        }
     };
     offer.choose(Some((wanted, item)))
 }
@@ -429,9 +437,7 @@ fn response_format(object: &mut Object<'_>) -> Result<Option<Box<RawValue>>, Dia
 /// How much the model should reason, if it is a word that engines know.
 fn effort(object: &mut Object<'_>) -> Result<Option<Box<RawValue>>, DialectError> {
     let Some(reasoning) = object.take("reasoning") else { return Ok(None) };
-    let effort = reasoning.object()?.take("effort");
-    let known = effort.filter(|effort| matches!(effort.verbatim(), "\"low\"" | "\"medium\"" | "\"high\""));
-    Ok(known.map(|effort| effort.to_raw()))
+    Ok(reasoning.object()?.take("effort").and_then(|effort| fields::effort(&effort.to_raw())))
 }
 
 /// An answer with everything but the output of a finished one.

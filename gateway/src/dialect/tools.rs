@@ -4,7 +4,10 @@
 //! computer use needs images. Their definitions are left out with a warning. If the request requires one of them, it is
 //! refused. Tools that run at the client in another shape than that of a function are in `client_tools`.
 
-use std::{borrow::Cow, collections::BTreeMap};
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, BTreeSet},
+};
 
 use forebay_client::wire::replace_lone_surrogates;
 
@@ -83,6 +86,30 @@ impl Offer {
         if self.left_out.len() < NAMED_MAX {
             self.left_out.push(kind.to_owned());
         }
+    }
+
+    /// Keeps only the tools that a choice allows, and returns how the model may choose between them. `name` is the
+    /// function of an entry; none if it is no tool that can run here.
+    pub(super) fn allow(
+        &mut self,
+        allowed: &mut Object<'_>,
+        name: impl Fn(&mut Object<'_>) -> Result<Option<String>, DialectError>,
+    ) -> Result<ToolChoice, DialectError> {
+        let mode = allowed.require("mode")?;
+        let choice = match mode.string()?.as_str() {
+            "auto" => ToolChoice::Auto,
+            "required" => ToolChoice::Required,
+            _ => return Err(mode.invalid("must be \"auto\" or \"required\"")),
+        };
+        let mut names = BTreeSet::new();
+        allowed.require("tools")?.each(|item| {
+            names.extend(name(&mut item.object()?)?);
+            Ok(())
+        })?;
+        self.tools.retain(|tool| names.contains(&tool.name));
+        self.of_client.retain(|name, _| names.contains(name));
+        self.places = self.tools.iter().enumerate().map(|(place, tool)| (tool.name.clone(), place)).collect();
+        Ok(choice)
     }
 
     /// Checks the choice against the tools. Without tools there is nothing to choose, and some engines refuse a choice.

@@ -3,7 +3,7 @@
 use forebay_gateway::{
     Dialect,
     completion::{AssistantMessage, Finish, StopMatch},
-    dialect::{Envelope, Events},
+    dialect::{Envelope, Events, Model},
     request::{Content, Role, ToolChoice},
 };
 use serde_json::{Value, json};
@@ -321,7 +321,46 @@ fn the_usage_is_streamed_if_it_was_asked_for() {
 
 #[test]
 fn the_models_are_listed() {
-    let list: Value = serde_json::from_slice(&CHAT.models(&["a", "b"], 5)).expect("the list is JSON");
+    let model = |name, context_tokens| Model { name, context_tokens };
+    let models = [model("a", Some(4096)), model("b", None)];
+    let list: Value = serde_json::from_slice(&CHAT.models(&models, 5)).expect("the list is JSON");
     assert_eq!(list["object"], "list");
     assert_eq!((&list["data"][1]["id"], &list["data"][1]["created"]), (&json!("b"), &json!(5)));
+    assert_eq!((&list["data"][0]["max_model_len"], &list["data"][1]["max_model_len"]), (&json!(4096), &Value::Null));
+    let one: Value = serde_json::from_slice(&CHAT.model(&models[0], 5)).expect("the model is JSON");
+    assert_eq!(one, list["data"][0]);
+}
+
+#[test]
+fn a_tool_may_return_nothing() {
+    let call = json!({"role": "assistant", "tool_calls": [{"id": "c", "function": {"name": "f", "arguments": "{}"}}]});
+    let result = json!({"role": "tool", "tool_call_id": "c", "content": null});
+    let request = parsed(CHAT, &body(json!({"messages": [{"role": "user", "content": "q"}, call, result]})));
+    assert!(matches!(&request.messages[2].content, Content::Text(text) if text.is_empty()));
+    let missing = json!({"messages": [{"role": "tool", "tool_call_id": "c"}]});
+    assert_eq!(field_of(&refused(CHAT, &body(missing))), ("messages[0].content", 400));
+}
+
+#[test]
+fn an_effort_is_a_word_that_engines_know() {
+    for (sent, expected) in [("minimal", "low"), ("medium", "medium"), ("xhigh", "high"), ("none", "none")] {
+        let request = parsed(CHAT, &body(json!({"reasoning_effort": sent})));
+        let found = request.other.iter().find(|(name, _)| name == "reasoning_effort").expect("it is passed on");
+        assert_eq!(found.1.get(), format!("{expected:?}"));
+    }
+}
+
+#[test]
+fn only_allowed_tools_are_offered() {
+    let allow = |names: &[&str], mode: &str| {
+        let tools: Vec<_> = names.iter().map(|name| json!({"type": "function", "function": {"name": name}})).collect();
+        let choice = json!({"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}});
+        body(json!({"tools": [function("f"), function("g")], "tool_choice": choice}))
+    };
+    let request = parsed(CHAT, &allow(&["g", "other"], "required"));
+    assert_eq!(request.tools.iter().map(|tool| tool.name.as_str()).collect::<Vec<_>>(), ["g"]);
+    assert_eq!(request.tool_choice, Some(ToolChoice::Required));
+    assert_eq!(parsed(CHAT, &allow(&["f", "g"], "auto")).tools.len(), 2);
+    assert_eq!(field_of(&refused(CHAT, &allow(&["f"], "some"))).0, "tool_choice.allowed_tools.mode");
+    assert_eq!(field_of(&refused(CHAT, &allow(&[], "required"))), ("tool_choice", 400));
 }

@@ -3,7 +3,7 @@
 use forebay_gateway::{
     Completion, Dialect, Request,
     completion::{AssistantMessage, Finish, StopMatch},
-    dialect::token_count,
+    dialect::{Model, token_count},
     request::{Content, Message, Role, ToolChoice},
 };
 use http::{HeaderMap, HeaderValue};
@@ -373,6 +373,31 @@ fn the_list_of_models_has_the_shape_that_the_client_expects() {
     assert_eq!(Dialect::of_headers(&headers), Dialect::Chat);
     headers.insert("anthropic-version", HeaderValue::from_static("2023-06-01"));
     assert_eq!(Dialect::of_headers(&headers), MESSAGES);
-    let list: Value = serde_json::from_slice(&MESSAGES.models(&["a", "b"], 5)).expect("the list is JSON");
+    let model = |name, context_tokens| Model { name, context_tokens };
+    let models = [model("a", Some(4096)), model("b", None)];
+    let list: Value = serde_json::from_slice(&MESSAGES.models(&models, 5)).expect("the list is JSON");
     assert_eq!((&list["data"][0]["type"], &list["last_id"]), (&json!("model"), &json!("b")));
+}
+
+#[test]
+fn documents_that_are_text_are_read() {
+    let plain = json!({"type": "document", "title": "T", "context": "C", "citations": {"enabled": true},
+        "source": {"type": "text", "media_type": "text/plain", "data": "D"}});
+    let parts = json!({"type": "document", "source": {"type": "content", "content": [{"type": "text", "text": "P"}]}});
+    let result = json!({"type": "tool_result", "tool_use_id": "t", "content": [plain]});
+    let request = parsed(MESSAGES, &body(json!([{"role": "user", "content": [result, plain, parts]}])));
+    let texts: Vec<_> = request.messages.iter().map(|message| serde_json::to_value(&message.content)).collect();
+    let texts: Vec<Value> = texts.into_iter().collect::<Result<_, _>>().expect("a content is JSON");
+    assert_eq!(texts, [json!("T\nC\nD"), json!("T\nC\nD\nP")]);
+    let pdf =
+        json!({"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "eA=="}});
+    let refused = refused(MESSAGES, &body(json!([{"role": "user", "content": [pdf]}])));
+    assert_eq!(field_of(&refused), ("messages[0].content[0]", 422));
+}
+
+#[test]
+fn a_tool_may_return_nothing() {
+    let result = json!({"type": "tool_result", "tool_use_id": "t", "content": null});
+    let request = parsed(MESSAGES, &body(json!([{"role": "user", "content": [result]}])));
+    assert!(matches!(&request.messages[0].content, Content::Text(text) if text.is_empty()));
 }

@@ -131,6 +131,7 @@ on_both_stores! {
             let body = json!({"model": "m", "input": input});
             let (status, _, body) = error(agent.call(Dialect::Responses, &body).await).await;
             assert_eq!(status.as_u16(), 404, "{body}");
+            assert!(message(&body).contains(id), "{body}");
         }
         let refused = agent.http.get(agent.url(&format!("/responses/{response}"))).send().await;
         assert_eq!(refused.expect("the listener answers").status(), 401);

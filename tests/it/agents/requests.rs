@@ -1,5 +1,6 @@
 //! Requests that are no calls, and calls that are wrong.
 
+use reqwest::Method;
 use serde_json::json;
 
 use super::{Agent, DIALECTS, Dialect, PATIENCE, error, message, success};
@@ -188,4 +189,69 @@ async fn a_session_needs_an_engine_that_serves_its_policy() {
     app.rules("math.solver", json!({})).await;
     assert_eq!(app.post("/sessions", json!({"models": models})).await.pointers(422), ["/models/judge"]);
     app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_model_is_answered_with_the_context_of_its_engine() {
+    let app = TestApp::start(Backend::Sqlite).await;
+    let models = json!({"org/m": {"policy": "default"}, "judge": {"policy": null}});
+    let agent = Agent::open(&app, json!({"models": models})).await;
+    let get = async |path: &str, key: &str| {
+        let request = app.http.get(agent.url(path)).bearer_auth(key);
+        request.send().await.expect("the listener answers")
+    };
+    let model = success(get("/models/org/m", agent.key()).await).await;
+    assert_eq!((&model["id"], &model["object"]), (&json!("org/m"), &json!("model")));
+    let list = success(get("/models", agent.key()).await).await;
+    assert!(list["data"].as_array().expect("a list").contains(&model), "{list}");
+    let (status, retry, body) = error(get("/models/other", agent.key()).await).await;
+    assert_eq!((status.as_u16(), retry), (404, Some(false)));
+    assert!(message(&body).contains("other"), "{body}");
+    assert_eq!(get("/models/org/m", "x").await.status(), 401);
+    app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_path_may_end_with_a_slash() {
+    let app = TestApp::start(Backend::Sqlite).await;
+    let agent = Agent::open(&app, json!({})).await;
+    for dialect in DIALECTS {
+        let body = dialect.body(&["Hello.".to_owned()], false);
+        let request = app.http.post(agent.url(&format!("{}/", dialect.path()))).json(&body);
+        let answer = success(request.bearer_auth(agent.key()).send().await.expect("the listener answers")).await;
+        assert!(!dialect.text(&answer).is_empty());
+    }
+    for path in ["/models/", "/models"] {
+        let request = app.http.get(agent.url(path)).bearer_auth(agent.key());
+        success(request.send().await.expect("the listener answers")).await;
+    }
+    app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn only_pages_of_allowed_origins_may_call() {
+    let config = "[sessions]\nlisten = \"127.0.0.1:0\"\nallowed_origins = [\"http://localhost:3000\"]\n";
+    for (config, origin, allowed) in [
+        (config, "http://localhost:3000", Some("http://localhost:3000")),
+        (config, "http://localhost:3001", None),
+        ("", "http://localhost:3000", None),
+    ] {
+        let app = TestApp::start_with(Backend::Sqlite, config).await;
+        let agent = Agent::open(&app, json!({})).await;
+        let preflight = app.http.request(Method::OPTIONS, agent.url("/chat/completions")).header("origin", origin);
+        let preflight = preflight
+            .header("access-control-request-method", "POST")
+            .header("access-control-request-headers", "authorization,content-type");
+        let call = agent.request(Dialect::Chat, &Dialect::Chat.body(&["Hello.".to_owned()], false));
+        for (request, is_preflight) in [(preflight, true), (call.header("origin", origin), false)] {
+            let response = request.send().await.expect("the listener answers");
+            let header = |name: &str| response.headers().get(name).map(|value| value.to_str().expect("a text"));
+            assert_eq!(header("access-control-allow-origin"), allowed);
+            if is_preflight && allowed.is_some() {
+                assert_eq!(response.status(), 200);
+                assert_eq!(header("access-control-allow-headers"), Some("authorization,content-type"));
+            }
+        }
+        app.finish().await;
+    }
 }
