@@ -67,11 +67,11 @@ pub fn router(agents: Agents) -> Router {
         .method_not_allowed_fallback(no_such_path);
     let cors = cors(&agents.options().origins);
     // Some clients end paths with a slash.
-    let mut router = Router::new().fallback_service(NormalizePath::trim_trailing_slash(routes.with_state(agents)));
+    let mut outer = Router::new().fallback_service(NormalizePath::trim_trailing_slash(routes.with_state(agents)));
     if let Some(cors) = cors {
-        router = router.layer(cors);
+        outer = outer.layer(cors);
     }
-    router.layer(middleware::from_fn(check_framing)).layer(CatchPanicLayer::custom(panicked))
+    outer.layer(middleware::from_fn(check_framing)).layer(CatchPanicLayer::custom(panicked))
 }
 
 /// What lets pages of these origins call. `None` if there are none: browsers then refuse to show answers to pages.

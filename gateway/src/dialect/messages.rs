@@ -214,7 +214,7 @@ fn text_of(item: &Item<'_>, images: &mut Images) -> Result<String, DialectError>
         let mut object = block.object()?;
         match object.require("type")?.string()?.as_str() {
             "text" => texts.push(object.require("text")?.string()?),
-            "document" => texts.push(document(&block)?),
+            "document" => texts.push(document(&block, images)?),
             // What a search for tools has found. The model is offered all tools of the request.
             "tool_reference" => {
                 texts.push(format!("The tool {} is available.", object.require("tool_name")?.string()?));
@@ -228,12 +228,12 @@ fn text_of(item: &Item<'_>, images: &mut Images) -> Result<String, DialectError>
 }
 
 /// The text of a document, behind what is said about it.
-fn document(block: &Item<'_>) -> Result<String, DialectError> {
+fn document(block: &Item<'_>, images: &mut Images) -> Result<String, DialectError> {
     let mut object = block.object()?;
     let mut source = object.require("source")?.object()?;
     let text = match source.require("type")?.string()?.as_str() {
         "text" => source.require("data")?.string()?,
-        "content" => text_of(&source.require("content")?)?,
+        "content" => text_of(&source.require("content")?, images)?,
         kind => return Err(not_text(block, &format!("document, from a source of type {kind}"))),
     };
     let about = [object.take_string("title")?, object.take_string("context")?];
@@ -260,7 +260,7 @@ fn read_user(content: &Item<'_>, messages: &mut Vec<Message>, images: &mut Image
         let mut object = block.object()?;
         match object.require("type")?.string()?.as_str() {
             "text" => texts.push(object.require("text")?.string()?),
-            "document" => texts.push(document(&block)?),
+            "document" => texts.push(document(&block, images)?),
             "tool_result" => {
                 flush(&mut texts, messages);
                 let id = object.require("tool_use_id")?.string()?;

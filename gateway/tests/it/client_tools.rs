@@ -6,12 +6,12 @@ use forebay_gateway::{
     Dialect, Request,
     completion::{AssistantMessage, ToolCall},
     dialect::{Envelope, Events},
-    request::ToolChoice,
+    request::{LeftOut, ToolChoice},
 };
 use serde_json::{Value, json};
 
 use crate::{
-    sse::read_events,
+    sse::{Seen, read_events},
     support::{completion, envelope, parsed, tool_call},
 };
 
@@ -35,7 +35,7 @@ fn output(request: &Request, calls: &[ToolCall]) -> Vec<Value> {
     let events = Events::new(RESPONSES).answer(&completion, &envelope);
     let seen = read_events(&events);
     let of_type = |kind: &str| -> Vec<Value> {
-        let found = seen.iter().map(|event| event.json()).filter(|data| data["type"] == kind);
+        let found = seen.iter().map(Seen::json).filter(|data| data["type"] == kind);
         found.map(|mut data| data["item"].take()).collect()
     };
     let output = answer["output"].as_array().expect("a list").clone();
@@ -130,7 +130,7 @@ fn the_input_of_a_free_form_tool_is_sent_in_events_of_its_own() {
     let envelope = Envelope { tools: Arc::new(request.client_tools), ..envelope() };
     let events = Events::new(RESPONSES).answer(&completion, &envelope);
     let seen = read_events(&events);
-    let of = |name: &str| seen.iter().find(|event| event.event.as_deref() == Some(name)).map(|event| event.json());
+    let of = |name: &str| seen.iter().find(|event| event.event.as_deref() == Some(name)).map(Seen::json);
     assert_eq!(of("response.custom_tool_call_input.delta").expect("a delta")["delta"], "text(1)");
     assert_eq!(of("response.custom_tool_call_input.done").expect("the input")["input"], "text(1)");
     assert_eq!(of("response.function_call_arguments.delta"), None);
@@ -306,7 +306,7 @@ fn tools_of_anthropic_that_run_at_the_client_have_schemas() {
     assert!(has(1, "insert_text") && !has(2, "insert_text") && has(3, "new_path"));
     let commands = |place: usize| functions[place]["parameters"]["properties"]["command"]["enum"].to_string();
     assert!(commands(2).contains("undo_edit") && !commands(1).contains("undo_edit"));
-    assert_eq!(request.warnings.kinds().map(|part| part.undated()).collect::<Vec<_>>(), ["web_fetch"]);
+    assert_eq!(request.warnings.kinds().map(LeftOut::undated).collect::<Vec<_>>(), ["web_fetch"]);
 }
 
 #[test]
