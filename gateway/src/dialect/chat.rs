@@ -103,12 +103,12 @@ pub(super) fn answer(completion: &Completion, envelope: &Envelope) -> Vec<u8> {
 
 /// The event that begins an answer.
 pub(super) fn begin(envelope: &Envelope) -> SseEvent {
-    delta(envelope, json!({"role": "assistant", "content": ""}))
+    delta(envelope, &json!({"role": "assistant", "content": ""}))
 }
 
 /// An event of an answer that has begun, which adds nothing to it.
 pub(super) fn nothing(envelope: &Envelope) -> SseEvent {
-    delta(envelope, json!({"content": ""}))
+    delta(envelope, &json!({"content": ""}))
 }
 
 /// All events behind the first.
@@ -116,10 +116,10 @@ pub(super) fn rest(completion: &Completion, envelope: &Envelope) -> Vec<SseEvent
     let message = &completion.message;
     let mut events = Vec::new();
     if let Some(reasoning) = &message.reasoning {
-        events.push(delta(envelope, json!({"reasoning_content": reasoning, "reasoning": reasoning})));
+        events.push(delta(envelope, &json!({"reasoning_content": reasoning, "reasoning": reasoning})));
     }
     if let Some(content) = &message.content {
-        events.push(delta(envelope, json!({"content": content})));
+        events.push(delta(envelope, &json!({"content": content})));
     }
     if !message.tool_calls.is_empty() {
         // All calls in one chunk, because some clients put the pieces of several calls together wrongly.
@@ -128,7 +128,7 @@ pub(super) fn rest(completion: &Completion, envelope: &Envelope) -> Vec<SseEvent
             call["index"] = json!(index);
             call
         });
-        events.push(delta(envelope, json!({"tool_calls": calls.collect::<Value>()})));
+        events.push(delta(envelope, &json!({"tool_calls": calls.collect::<Value>()})));
     }
     let reason = finish_reason(completion.outcome());
     let stop = stop_reason(completion);
@@ -353,7 +353,7 @@ fn tool_call(call: &ToolCall, envelope: &Envelope) -> Value {
     json!({"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}})
 }
 
-fn delta(envelope: &Envelope, delta: Value) -> SseEvent {
+fn delta(envelope: &Envelope, delta: &Value) -> SseEvent {
     SseEvent::unnamed(&chunk(envelope, json!([{"index": 0, "delta": delta, "finish_reason": null}])))
 }
 
