@@ -6,6 +6,8 @@ use forebay_gateway::engine::Answer;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
+use crate::Course;
+
 /// What every client is asked to do.
 pub(crate) const TASK: &str = "The test in test_calc.py fails. Fix calc.py, then run python3 test_calc.py.";
 
@@ -41,6 +43,8 @@ pub(crate) struct Client {
     /// Whether its base URL ends before `/v1`.
     pub(crate) is_anthropic: bool,
     steps: fn(&Path) -> Vec<Step>,
+    /// What else it goes through.
+    pub(crate) courses: &'static [Course],
 }
 
 /// One answer of the model.
@@ -124,6 +128,7 @@ pub(crate) const CLIENTS: &[Client] = &[
         package: "openhands-sdk",
         needs: Needs::Python312("client-openhands"),
         steps: openhands,
+        courses: &[Course::Cut],
         ..OF_PYTHON
     },
     Client {
@@ -131,16 +136,24 @@ pub(crate) const CLIENTS: &[Client] = &[
         package: "@anthropic-ai/claude-code",
         is_anthropic: true,
         steps: claude_code,
-        ..OF_NODE
+        ..PROGRAM
     },
     Client { name: "codex", package: "@openai/codex", steps: codex, ..OF_NODE },
-    Client { name: "opencode", package: "opencode-ai", steps: opencode, ..OF_NODE },
-    Client { name: "qwen_code", package: "@qwen-code/qwen-code", steps: qwen_code, ..OF_NODE },
+    Client { name: "opencode", package: "opencode-ai", steps: opencode, ..PROGRAM },
+    Client { name: "qwen_code", package: "@qwen-code/qwen-code", steps: qwen_code, ..PROGRAM },
 ];
 
-const OF_PYTHON: Client =
-    Client { name: "", needs: Needs::Python("client-apis"), package: "", is_anthropic: false, steps: two_tools };
+const OF_PYTHON: Client = Client {
+    name: "",
+    needs: Needs::Python("client-apis"),
+    package: "",
+    is_anthropic: false,
+    steps: two_tools,
+    courses: &[Course::Twice, Course::Cut],
+};
 const OF_NODE: Client = Client { needs: Needs::Node, ..OF_PYTHON };
+/// A program whose answers name its folder, so that two of it cannot have the same.
+const PROGRAM: Client = Client { courses: &[Course::Cut], ..OF_NODE };
 
 /// JSON as models write it: with a space behind each colon and comma.
 fn arguments(fields: &[(&str, &str)]) -> String {

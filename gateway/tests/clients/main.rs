@@ -24,6 +24,25 @@ use process::Installed;
 use recorder::{Exchange, Recorder};
 use serde_json::{Value, json};
 use service::{Mode, Service};
+use tempfile::TempDir;
+
+/// What happens to a client on its way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Course {
+    /// Nothing.
+    Smooth,
+    /// Another one of it does the same at the same time in the same session.
+    Twice,
+    /// The connection of its first call is cut before the answer.
+    Cut,
+}
+
+/// Where a client works.
+struct Place {
+    task: PathBuf,
+    home: TempDir,
+    _folder: TempDir,
+}
 
 /// A client that was run in both modes.
 struct Pair {
@@ -86,18 +105,21 @@ async fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Writes the files of the task.
-fn prepare(folder: &Path) -> anyhow::Result<PathBuf> {
-    let task = folder.canonicalize()?;
-    for (name, text) in FILES {
-        std::fs::write(task.join(name), text)?;
+impl Place {
+    /// Writes the files of the task into a new folder.
+    fn new() -> anyhow::Result<Self> {
+        let [folder, home] = [tempfile::tempdir()?, tempfile::tempdir()?];
+        let task = folder.path().canonicalize()?;
+        for (name, text) in FILES {
+            std::fs::write(task.join(name), text)?;
+        }
+        Ok(Self { task, home, _folder: folder })
     }
-    Ok(task)
 }
 
 async fn run_in_both_modes(client: &Client, installed: &Installed, thinks: bool) -> anyhow::Result<Pair> {
-    let observe = run(client, installed, thinks, Mode::Observe).await.context("observe")?;
-    let exact = run(client, installed, thinks, Mode::Exact).await.context("exact")?;
+    let observe = run(client, installed, thinks, Mode::Observe, Course::Smooth).await.context("observe")?;
+    let exact = run(client, installed, thinks, Mode::Exact, Course::Smooth).await.context("exact")?;
     let calls = [observe.assembly.calls, exact.assembly.calls];
     ensure!(
         calls[0] == calls[1],
@@ -105,15 +127,35 @@ async fn run_in_both_modes(client: &Client, installed: &Installed, thinks: bool)
         calls[0],
         calls[1]
     );
+    if thinks {
+        for &course in client.courses {
+            check_course(client, installed, course, &exact.assembly).await.with_context(|| format!("{course:?}"))?;
+        }
+    }
     Ok(Pair { observe, exact })
 }
 
+/// Runs a client in another course, in the mode exact. What is trained is what is trained of as many smooth runs.
+async fn check_course(
+    client: &Client,
+    installed: &Installed,
+    course: Course,
+    smooth: &SessionAssembly,
+) -> anyhow::Result<()> {
+    let run = run(client, installed, true, Mode::Exact, course).await?;
+    let workers = if course == Course::Twice { 2 } else { 1 };
+    let counts = |assembly: &SessionAssembly| [assembly.calls, assembly.trained_tokens];
+    let expected = counts(smooth).map(|count| workers * count);
+    ensure!(counts(&run.assembly) == expected, "{:?} instead of {expected:?}", run.assembly);
+    Ok(())
+}
+
 /// Runs a client through a session, and checks what is trained.
-async fn run(client: &Client, installed: &Installed, thinks: bool, mode: Mode) -> anyhow::Result<Run> {
-    let [data, folder, home] = [tempfile::tempdir()?, tempfile::tempdir()?, tempfile::tempdir()?];
+async fn run(client: &Client, installed: &Installed, thinks: bool, mode: Mode, course: Course) -> anyhow::Result<Run> {
+    let data = tempfile::tempdir()?;
     let service = Service::start(data.path(), mode).await?;
-    let task = prepare(folder.path())?;
-    let steps = client.steps(&task, thinks);
+    let place = Place::new()?;
+    let steps = client.steps(&place.task, thinks);
     service.engine.script(TASK_KEY, steps.iter().map(Step::answer));
     service.engine.script(TITLE_KEY, title().iter().map(Step::answer));
     let session = service.open(json!({"rollout_id": client.name})).await?;
@@ -121,8 +163,34 @@ async fn run(client: &Client, installed: &Installed, thinks: bool, mode: Mode) -
     let (host, path) = url.split_once("/sessions/").context("the base URL has a session")?;
     let recorder = Recorder::start(host).await?;
     let url = format!("{}/sessions/{path}", recorder.url);
-    process::run(client, installed, &url, &session.key, &task, home.path()).await?;
-    check_task(&task).await?;
+    let play = async |place: &Place| {
+        process::run(client, installed, &url, &session.key, &place.task, place.home.path()).await?;
+        check_task(&place.task).await
+    };
+    let stall = |is_on: bool| service.engine.switch(|switches| switches.stall = is_on);
+    match course {
+        Course::Smooth => play(&place).await?,
+        Course::Twice => {
+            let other = Place::new()?;
+            stall(true);
+            let meet = async {
+                service.engine.wait(|log| log.stalled == 2).await;
+                stall(false);
+                Ok(())
+            };
+            tokio::try_join!(play(&place), play(&other), meet)?;
+        }
+        Course::Cut => {
+            stall(true);
+            let cut = async {
+                service.engine.wait(|log| log.stalled == 1).await;
+                recorder.cut().await;
+                stall(false);
+                Ok(())
+            };
+            tokio::try_join!(play(&place), cut)?;
+        }
+    }
     let mut exchanges = recorder.exchanges();
     // A client may end before its last call, for example for a title, is answered.
     exchanges.retain(|exchange| exchange.status.is_some());
@@ -138,7 +206,7 @@ async fn run(client: &Client, installed: &Installed, thinks: bool, mode: Mode) -
         let is_success = exchange.status.is_some_and(|status| status.is_success());
         ensure!(is_success, "{} {} was {:?}", exchange.method, exchange.path, exchange.status);
     }
-    let folders = [task.display().to_string(), home.path().display().to_string()];
+    let folders = [place.task.display().to_string(), place.home.path().display().to_string()];
     Ok(Run { thinks, steps, exchanges, assembly, folders, session: session.session_id })
 }
 

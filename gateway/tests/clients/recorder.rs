@@ -1,6 +1,6 @@
 //! A proxy between a client and the session listener, which keeps what the client sends.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use axum::{
     body::{Body, to_bytes},
@@ -9,7 +9,11 @@ use axum::{
     response::Response,
     routing::any,
 };
-use tokio::{net::TcpListener, task::JoinHandle};
+use tokio::{
+    net::TcpListener,
+    sync::{Notify, watch},
+    task::JoinHandle,
+};
 
 /// The largest body of a client.
 const BODY_BYTES_MAX: usize = 64 << 20;
@@ -37,7 +41,8 @@ pub(crate) struct Recorder {
 struct Shared {
     target: String,
     http: reqwest::Client,
-    exchanges: Mutex<Vec<Exchange>>,
+    exchanges: watch::Sender<Vec<Exchange>>,
+    cut: Notify,
 }
 
 impl Recorder {
@@ -47,7 +52,12 @@ impl Recorder {
         let url = format!("http://{}", listener.local_addr()?);
         forebay_client::install_tls_provider();
         let http = reqwest::Client::new();
-        let shared = Arc::new(Shared { target: target.to_owned(), http, exchanges: Mutex::default() });
+        let shared = Arc::new(Shared {
+            target: target.to_owned(),
+            http,
+            exchanges: watch::Sender::default(),
+            cut: Notify::new(),
+        });
         let router = axum::Router::new().fallback(any(forward)).with_state(Arc::clone(&shared));
         let task = tokio::spawn(async move {
             // It ends with the program.
@@ -58,7 +68,16 @@ impl Recorder {
 
     /// What was sent so far.
     pub(crate) fn exchanges(&self) -> Vec<Exchange> {
-        self.shared.exchanges.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.shared.exchanges.borrow().clone()
+    }
+
+    /// Cuts the connection of a call that waits for its answer, and waits for the next call.
+    pub(crate) async fn cut(&self) {
+        let mut exchanges = self.shared.exchanges.subscribe();
+        let before = exchanges.borrow_and_update().len();
+        self.shared.cut.notify_one();
+        // The sender exists as long as the recorder.
+        let _ = exchanges.wait_for(|exchanges| exchanges.len() > before).await;
     }
 }
 
@@ -76,15 +95,21 @@ async fn forward(State(shared): State<Arc<Shared>>, request: Request) -> Respons
     for hop in ["host", "connection", "content-length", "transfer-encoding"] {
         headers.remove(hop);
     }
-    let place = {
-        let mut exchanges = shared.exchanges.lock().unwrap_or_else(PoisonError::into_inner);
-        let (method, headers, body) = (head.method.clone(), head.headers, body.clone());
-        exchanges.push(Exchange { method, path: path.clone(), headers, body, status: None });
-        exchanges.len() - 1
-    };
+    let (method, sent_headers, sent_body) = (head.method.clone(), head.headers, body.clone());
+    let exchange = Exchange { method, path: path.clone(), headers: sent_headers, body: sent_body, status: None };
+    let mut place = 0;
+    shared.exchanges.send_modify(|exchanges| {
+        place = exchanges.len();
+        exchanges.push(exchange);
+    });
     let sent = shared.http.request(head.method, format!("{}{path}", shared.target)).headers(headers).body(body);
     let mut response = Response::new(Body::empty());
-    match sent.send().await {
+    let answer = tokio::select! {
+        answer = sent.send() => answer,
+        // The task of the connection ends with this, without a word in the log, and both connections are closed.
+        () = shared.cut.notified() => std::panic::resume_unwind(Box::new("the connection is cut")),
+    };
+    match answer {
         Ok(answer) => {
             *response.status_mut() = answer.status();
             *response.headers_mut() = answer.headers().clone();
@@ -98,7 +123,6 @@ async fn forward(State(shared): State<Arc<Shared>>, request: Request) -> Respons
             *response.body_mut() = Body::from(error.to_string());
         }
     }
-    let mut exchanges = shared.exchanges.lock().unwrap_or_else(PoisonError::into_inner);
-    exchanges[place].status = Some(response.status());
+    shared.exchanges.send_modify(|exchanges| exchanges[place].status = Some(response.status()));
     response
 }
