@@ -43,6 +43,8 @@ pub(crate) struct Client {
     /// Whether its base URL ends before `/v1`.
     pub(crate) is_anthropic: bool,
     steps: fn(&Path) -> Vec<Step>,
+    /// A client that sends each call as a conversation of its own: what occurs in its second call and the later ones.
+    stateless: &'static [&'static str],
     /// What else it goes through.
     pub(crate) courses: &'static [Course],
 }
@@ -99,6 +101,15 @@ pub(crate) fn title() -> Vec<Step> {
     vec![Step::say("Wrong sign in calc.py")]
 }
 
+/// The answers of a client by the text that leads to them.
+pub(crate) fn scripts(client: &Client, steps: &[Step]) -> Vec<(String, Vec<Step>)> {
+    let mut scripts = vec![(TASK_KEY.to_owned(), steps.to_vec()), (TITLE_KEY.to_owned(), title())];
+    for (key, step) in client.stateless.iter().zip(steps.iter().skip(1)) {
+        scripts.push(((*key).to_owned(), vec![step.clone()]));
+    }
+    scripts
+}
+
 /// All clients, in the order of the table.
 pub(crate) const CLIENTS: &[Client] = &[
     Client { name: "openai_chat", package: "openai", ..OF_PYTHON },
@@ -131,6 +142,31 @@ pub(crate) const CLIENTS: &[Client] = &[
         courses: &[Course::Cut],
         ..OF_PYTHON
     },
+    Client { name: "litellm_chat", package: "litellm", needs: Needs::Python("client-litellm"), ..OF_PYTHON },
+    Client {
+        name: "pydantic_ai_chat",
+        package: "pydantic-ai-slim",
+        needs: Needs::Python("client-pydantic-ai"),
+        ..OF_PYTHON
+    },
+    Client {
+        name: "dspy_react",
+        package: "dspy",
+        needs: Needs::Python("client-dspy"),
+        steps: dspy,
+        stateless: &["observation_0", "observation_1", "observation_2"],
+        ..OF_PYTHON
+    },
+    Client {
+        name: "llama_index_agent",
+        package: "llama-index-core",
+        needs: Needs::Python("client-llama-index"),
+        ..OF_PYTHON
+    },
+    Client { name: "autogen_agent", package: "autogen-agentchat", needs: Needs::Python("client-autogen"), ..OF_PYTHON },
+    Client { name: "ai_responses", package: "ai", ..OF_NODE },
+    Client { name: "ai_chat", package: "ai", ..OF_NODE },
+    Client { name: "ai_messages", package: "ai", ..OF_NODE },
     Client {
         name: "claude_code",
         package: "@anthropic-ai/claude-code",
@@ -149,6 +185,7 @@ const OF_PYTHON: Client = Client {
     package: "",
     is_anthropic: false,
     steps: two_tools,
+    stateless: &[],
     courses: &[Course::Twice, Course::Cut],
 };
 const OF_NODE: Client = Client { needs: Needs::Node, ..OF_PYTHON };
@@ -174,6 +211,23 @@ fn smolagents(folder: &Path) -> Vec<Step> {
     let mut steps = two_tools(folder);
     steps[2] = Step::call("final_answer", &arguments(&[("answer", "The test passes.")]));
     steps
+}
+
+/// DSPy's adapter asks for named fields as text.
+fn dspy(_folder: &Path) -> Vec<Step> {
+    let say = |fields: &[(&str, &str)]| {
+        let fields: Vec<String> = fields.iter().map(|(name, text)| format!("[[ ## {name} ## ]]\n{text}\n\n")).collect();
+        Step::say(&format!("{}[[ ## completed ## ]]", fields.concat()))
+    };
+    let call = |thought: &str, name: &str, arguments: &str| {
+        say(&[("next_thought", thought), ("next_tool_name", name), ("next_tool_args", arguments)])
+    };
+    vec![
+        call("I repair the sign.", "write_file", &arguments(&[("path", "calc.py"), ("text", FIXED)])),
+        call("I run the test.", "run", &arguments(&[("command", TEST)])),
+        call("Done.", "finish", "{}"),
+        say(&[("reasoning", "The test ran."), ("answer", "The test passes.")]),
+    ]
 }
 
 fn mini_swe_agent(_folder: &Path) -> Vec<Step> {

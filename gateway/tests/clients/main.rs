@@ -18,7 +18,7 @@ use std::{
 };
 
 use anyhow::{Context as _, bail, ensure};
-use catalogue::{CLIENTS, Client, FILES, Step, TASK_KEY, TITLE_KEY, title};
+use catalogue::{CLIENTS, Client, FILES, Step, scripts};
 use forebay_client::wire::SessionAssembly;
 use process::Installed;
 use recorder::{Exchange, Recorder};
@@ -95,6 +95,9 @@ async fn main() -> anyhow::Result<()> {
             table.push(row_of(client, &installed, plain, thinking));
             say(table.last().map_or("", String::as_str));
         }
+        if runs.iter().any(|pair| pair.observe.refers_to_answers()) {
+            continue;
+        }
         let written = if records { record(client, &installed, &runs).await } else { compare(client, &runs) };
         if let Err(error) = written {
             failures.push(format!("{}: {error:#}", client.name));
@@ -156,8 +159,9 @@ async fn run(client: &Client, installed: &Installed, thinks: bool, mode: Mode, c
     let service = Service::start(data.path(), mode).await?;
     let place = Place::new()?;
     let steps = client.steps(&place.task, thinks);
-    service.engine.script(TASK_KEY, steps.iter().map(Step::answer));
-    service.engine.script(TITLE_KEY, title().iter().map(Step::answer));
+    for (key, answers) in scripts(client, &steps) {
+        service.engine.script(&key, answers.iter().map(Step::answer));
+    }
     let session = service.open(json!({"rollout_id": client.name})).await?;
     let url = if client.is_anthropic { &session.base_urls.anthropic } else { &session.base_urls.openai };
     let (host, path) = url.split_once("/sessions/").context("the base URL has a session")?;
@@ -249,6 +253,13 @@ fn row_of(client: &Client, installed: &Installed, plain: &Pair, thinking: &Pair)
     ])
 }
 
+impl Run {
+    /// Whether the client names answers by ids that only its session knows, so that it has no recording.
+    fn refers_to_answers(&self) -> bool {
+        self.exchanges.iter().any(|exchange| String::from_utf8_lossy(&exchange.body).contains("\"item_reference\""))
+    }
+}
+
 impl Pair {
     /// What `recordings` should know of the runs.
     fn counts(&self) -> Value {
@@ -281,7 +292,10 @@ fn compare(client: &Client, runs: &[Pair]) -> anyhow::Result<()> {
 
 /// Writes what a client sent in the mode `observe`. A Python program does it, because it keeps the order of fields.
 async fn record(client: &Client, installed: &Installed, runs: &[Pair]) -> anyhow::Result<()> {
-    let scripts = |run: &Run| json!([{"key": TASK_KEY, "answers": run.steps}, {"key": TITLE_KEY, "answers": title()}]);
+    let scripts = |run: &Run| -> Vec<Value> {
+        let scripts = scripts(client, &run.steps).into_iter();
+        scripts.map(|(key, answers)| json!({"key": key, "answers": answers})).collect()
+    };
     let exchange = |exchange: &Exchange| {
         let headers = exchange.headers.iter();
         let headers: Vec<_> =

@@ -91,8 +91,16 @@ pub(crate) async fn run(
     let script = folder().join(client.name);
     let mut command = match client.needs {
         Needs::Node => {
-            let mut command = Command::new("sh");
-            command.arg(script.with_extension("sh"));
+            let module = script.with_extension("cjs");
+            let mut command = if module.exists() {
+                let mut command = Command::new("node");
+                command.arg(module).env("NODE_PATH", installed.path.with_file_name(""));
+                command
+            } else {
+                let mut command = Command::new("sh");
+                command.arg(script.with_extension("sh"));
+                command
+            };
             let path = std::env::var("PATH").unwrap_or_default();
             command.env("PATH", format!("{}:{path}", installed.path.display()));
             command

@@ -81,7 +81,9 @@ fn the_snippets_of_the_guide_are_those_that_are_tried() {
     let repository = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
     let entries = std::fs::read_dir(repository.join("tests/clients")).expect("the folder can be read");
     let files = entries.map(|entry| entry.expect("the folder can be read").path());
-    let is_program = |path: &PathBuf| path.extension().is_some_and(|extension| extension == "py" || extension == "sh");
+    let is_program = |path: &PathBuf| {
+        path.extension().is_some_and(|extension| ["py", "sh", "cjs"].iter().any(|&name| extension == name))
+    };
     let programs: Vec<String> =
         files.filter(is_program).map(|path| std::fs::read_to_string(path).expect("it is text")).collect();
     let guide = std::fs::read_to_string(repository.join("docs/connect.md")).expect("the guide is text");
@@ -90,12 +92,12 @@ fn the_snippets_of_the_guide_are_those_that_are_tried() {
         let (language, text) = block.split_once('\n').expect("a block has lines");
         match language {
             "toml" => assert!(Config::parse(text).is_ok(), "{text}"),
-            "python" | "sh" if !text.starts_with("curl ") && !text.contains("\"$forebay/") => {
+            "python" | "sh" | "js" if !text.starts_with("curl ") && !text.contains("\"$forebay/") => {
                 assert!(programs.iter().any(|program| program.contains(text)), "no program contains:\n{text}");
                 tried += 1;
             }
             _ => {}
         }
     }
-    assert!(tried > 8, "only {tried} snippets");
+    assert!(tried > 16, "only {tried} snippets");
 }
