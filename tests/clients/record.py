@@ -42,7 +42,9 @@ def tools(value):
 def content(value):
     """The content of a message of an operator or a user."""
     if isinstance(value, str):
-        return placeholder(value)
+        # DSPy sends its fields as lines, of which a later call has the same ones and more.
+        pieces = value.split("\n") if "[[ ## " in value else [value]
+        return "\n".join(placeholder(piece) for piece in pieces)
     return [part | {"text": placeholder(part["text"])} if "text" in part else part for part in value]
 
 
