@@ -213,7 +213,7 @@ fn smolagents(folder: &Path) -> Vec<Step> {
     steps
 }
 
-/// DSPy's adapter asks for named fields as text.
+/// Its adapter asks for named fields as text.
 fn dspy(_folder: &Path) -> Vec<Step> {
     let say = |fields: &[(&str, &str)]| {
         let fields: Vec<String> = fields.iter().map(|(name, text)| format!("[[ ## {name} ## ]]\n{text}\n\n")).collect();
