@@ -59,7 +59,7 @@ console-pictures: ## Write the pictures of the live page in docs/console/
 wheel: ## Build the wheels of the Python package, with the program and without, and try both in fresh environments
 	./scripts/wheel
 
-test-clients: ## Run real agents through sessions and print their segments; fetches them from PyPI and npm, 4 GB; CLIENTS="codex openai_chat"
+test-clients: ## Run real agents through sessions and print their segments; fetches them from PyPI and npm, 5 GB; CLIENTS="codex openai_chat"
 	$(CARGO) build -p forebay
 	$(CARGO) test -p forebay-gateway --test clients -- $(CLIENTS)
 
