@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use forebay_gateway::engine::{IdFault, Log, LogprobFault, Switches, VersionReport};
+use reqwest::header::{HeaderName, HeaderValue};
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -209,11 +210,12 @@ async fn a_client_that_says_how_long_it_waits_is_answered_before_unless_the_engi
 async fn give_up(app: &TestApp, request: reqwest::RequestBuilder, asked: impl Future<Output = ()>) {
     let request = request.build().expect("a request");
     let body = request.body().and_then(reqwest::Body::as_bytes).expect("a body");
-    let mut head = format!("POST {} HTTP/1.1\r\nhost: forebay\r\n", request.url().path());
-    for (name, value) in request.headers() {
-        head.push_str(&format!("{name}: {}\r\n", value.to_str().expect("a header is text")));
-    }
-    head.push_str(&format!("content-length: {}\r\n\r\n", body.len()));
+    let header = |(name, value): (&HeaderName, &HeaderValue)| {
+        format!("{name}: {}\r\n", value.to_str().expect("a header is text"))
+    };
+    let headers: String = request.headers().iter().map(header).collect();
+    let (path, length) = (request.url().path(), body.len());
+    let head = format!("POST {path} HTTP/1.1\r\nhost: forebay\r\n{headers}content-length: {length}\r\n\r\n");
     let mut connection = TcpStream::connect(&app.agents).await.expect("the listener accepts");
     connection.write_all(&[head.as_bytes(), body].concat()).await.expect("the service reads");
     asked.await;
