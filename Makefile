@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 
-.PHONY: run test test-service test-python test-frameworks test-facades test-trainer test-clients test-engines test-openhands demo example examples simulate lint audit fuzz fuzz-api bench bench-batches bench-client bench-engines bench-export bench-facades bench-growth bench-instructions bench-overload bench-serve bench-sessions bench-trainer console-bytes console-pictures parity-slime torture libtorch openapi wheel help
+.PHONY: run test test-service test-python test-frameworks test-facades test-trainer test-clients endure test-engines test-openhands demo example examples simulate lint audit fuzz fuzz-api bench bench-batches bench-client bench-engines bench-export bench-facades bench-growth bench-instructions bench-overload bench-serve bench-sessions bench-trainer console-bytes console-pictures parity-slime torture libtorch openapi wheel help
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -62,6 +62,10 @@ wheel: ## Build the wheels of the Python package, with the program and without, 
 test-clients: ## Run real agents through sessions and print their segments; fetches them from PyPI and npm, 5 GB; CLIENTS="codex openai_chat"
 	$(CARGO) build -p forebay
 	$(CARGO) test -p forebay-gateway --test clients -- $(CLIENTS)
+
+endure: ## Run agents at an engine that needs 330 s for an answer; fetches them as test-clients does; 15 minutes each; CLIENTS="codex"
+	$(CARGO) build -p forebay
+	$(CARGO) test -p forebay-gateway --test clients -- --slow $(or $(CLIENTS),claude_code codex opencode qwen_code)
 
 test-engines: ## Run sessions against a real vLLM on the CPU with tiny models and print what was checked; fetches it, 3 GB; needs Python 3.12; ENGINES="-k teacher"
 	$(CARGO) build -p forebay

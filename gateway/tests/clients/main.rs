@@ -3,8 +3,9 @@
 //! Each client repairs a file and runs a test, in a folder of its own. A fake engine replays what its model should say;
 //! the service records the calls, once in the mode `observe` and once in the mode `exact`. Then each trained token is
 //! compared with the context that it was sampled in. Arguments are names of clients, and `--record` to write what they
-//! sent to `recordings`, which `make test` sends again. The name `openhands_group` stands for a whole group of OpenHands
-//! that is trained: `make test-openhands`.
+//! sent to `recordings`, which `make test` sends again. With `--slow` each client meets an engine that needs minutes for
+//! an answer and nothing else: `make endure`. The name `openhands_group` stands for a whole group of OpenHands that is
+//! trained: `make test-openhands`.
 
 mod catalogue;
 mod group;
@@ -15,6 +16,7 @@ mod service;
 use std::{
     io::Write as _,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use anyhow::{Context as _, bail, ensure};
@@ -35,7 +37,12 @@ enum Course {
     Twice,
     /// The connection of its first call is cut before the answer.
     Cut,
+    /// The engine needs [`SLOW`] for its first answer.
+    Slow,
 }
+
+/// Longer than the five minutes after which programs give up a stream without events.
+const SLOW: Duration = Duration::from_secs(330);
 
 /// Where a client works.
 struct Place {
@@ -55,6 +62,8 @@ struct Run {
     thinks: bool,
     steps: Vec<Step>,
     exchanges: Vec<Exchange>,
+    /// How many calls of the engine were given up.
+    abandoned: usize,
     assembly: SessionAssembly,
     /// The folder of the task and the home of the client, which recordings do not contain.
     folders: [String; 2],
@@ -69,7 +78,8 @@ async fn main() -> anyhow::Result<()> {
         say(&group::run().await?);
         return Ok(());
     }
-    let records = options.iter().any(|option| option == "--record");
+    let has = |name: &str| options.iter().any(|option| option == name);
+    let records = has("--record");
     let mut table = vec![row(COLUMNS), row(["---"; COLUMNS.len()])];
     let mut failures = Vec::new();
     for client in CLIENTS.iter().filter(|client| only.is_empty() || only.iter().any(|name| name == client.name)) {
@@ -80,6 +90,13 @@ async fn main() -> anyhow::Result<()> {
                 continue;
             }
         };
+        if has("--slow") {
+            match run_slowly(client, &installed).await {
+                Ok(calls) => say(&format!("{} {}: {calls} calls, none given up", client.name, installed.version)),
+                Err(error) => failures.push(format!("{}: {error:#}", client.name)),
+            }
+            continue;
+        }
         let mut runs = Vec::new();
         for thinks in [false, true] {
             match run_in_both_modes(client, &installed, thinks).await {
@@ -103,7 +120,9 @@ async fn main() -> anyhow::Result<()> {
             failures.push(format!("{}: {error:#}", client.name));
         }
     }
-    say(&format!("\n{}", table.join("\n")));
+    if !has("--slow") {
+        say(&format!("\n{}", table.join("\n")));
+    }
     ensure!(failures.is_empty(), "clients failed:\n{}", failures.join("\n"));
     Ok(())
 }
@@ -136,6 +155,17 @@ async fn run_in_both_modes(client: &Client, installed: &Installed, thinks: bool)
         }
     }
     Ok(Pair { observe, exact })
+}
+
+/// Runs a client whose first answer takes minutes. It makes the calls that it makes otherwise, so it has not given up.
+async fn run_slowly(client: &Client, installed: &Installed) -> anyhow::Result<u64> {
+    let smooth = run(client, installed, true, Mode::Observe, Course::Smooth).await?.assembly;
+    for mode in [Mode::Observe, Mode::Exact] {
+        let slow = run(client, installed, true, mode, Course::Slow).await?;
+        ensure!(slow.assembly.calls == smooth.calls, "{:?} instead of {} calls", slow.assembly, smooth.calls);
+        ensure!(slow.abandoned == 0, "{} calls were given up", slow.abandoned);
+    }
+    Ok(smooth.calls)
 }
 
 /// Runs a client in another course, in the mode exact. What is trained is what is trained of as many smooth runs.
@@ -194,6 +224,16 @@ async fn run(client: &Client, installed: &Installed, thinks: bool, mode: Mode, c
             };
             tokio::try_join!(play(&place), cut)?;
         }
+        Course::Slow => {
+            stall(true);
+            let think = async {
+                service.engine.wait(|log| log.stalled > 0).await;
+                tokio::time::sleep(SLOW).await;
+                stall(false);
+                Ok(())
+            };
+            tokio::try_join!(play(&place), think)?;
+        }
     }
     let mut exchanges = recorder.exchanges();
     // A client may end before its last call, for example for a title, is answered.
@@ -211,7 +251,8 @@ async fn run(client: &Client, installed: &Installed, thinks: bool, mode: Mode, c
         ensure!(is_success, "{} {} was {:?}", exchange.method, exchange.path, exchange.status);
     }
     let folders = [place.task.display().to_string(), place.home.path().display().to_string()];
-    Ok(Run { thinks, steps, exchanges, assembly, folders, session: session.session_id })
+    let abandoned = log.abandoned;
+    Ok(Run { thinks, steps, exchanges, abandoned, assembly, folders, session: session.session_id })
 }
 
 /// Runs the test of the task, which the client should have repaired.

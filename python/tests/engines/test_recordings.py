@@ -30,7 +30,11 @@ def test_the_engine_answers_with_the_fields_that_are_stored(stack: Stack, tmp_pa
     for file in recorded:
         if "FOREBAY_RECORD" in os.environ:
             shutil.copy(file, STORED)
-        assert fields(file) == fields(STORED / file.name), file.name
+        found, stored = fields(file), fields(STORED / file.name)
+        # Whether an answer calls a tool is drawn.
+        drawn = {field for field in stored if "/message/tool_calls" in field}
+        assert found - stored == set(), file.name
+        assert stored - drawn - found == set(), file.name
 
 
 def fields(file: Path) -> set[str]:
@@ -45,4 +49,5 @@ def places(value: Any, above: str = "") -> Iterator[str]:
         value.items() if isinstance(value, dict) else [("*", item) for item in value] if isinstance(value, list) else []
     )
     for name, item in inner:
-        yield from places(item, f"{above}/{name}")
+        # Scores have the ids of tokens as names, and which ones depends on what was sampled.
+        yield from places(item, f"{above}/{'*' if name.isdigit() else name}")
