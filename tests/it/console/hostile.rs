@@ -139,21 +139,17 @@ async fn json_that_attacks_scripts_is_shown_or_refused() {
         );
         app.post_raw("/trajectories", &[("content-type", "application/json")], body).await
     };
-    // The service stores neither of these; `tokens.rs` shows that the page could write them.
-    for refused in [
-        format!(r#"[{{"content": {}{}}}]"#, "[".repeat(10_000), "]".repeat(10_000)),
-        r#"[{"content": "a\ud800b"}]"#.to_owned(),
-    ] {
-        assert_eq!(post(&refused).await.pointers(422), ["/messages"]);
-    }
+    // The service does not store this; `tokens.rs` shows that the page could write it.
+    let deep = format!(r#"[{{"content": {}{}}}]"#, "[".repeat(10_000), "]".repeat(10_000));
+    assert_eq!(post(&deep).await.pointers(422), ["/messages"]);
     let odd = r#"[{"role": "user", "content": "hi", "__proto__": {"polluted": true}, "constructor": {"prototype": {"polluted": 1}},
-        "toString": 7, "hasOwnProperty": "no"}, {"__proto__": null}, {"role": "__proto__", "content": {"__proto__": [1]}}]"#;
+        "toString": 7, "hasOwnProperty": "no"}, {"__proto__": null}, {"role": "user", "content": "a\ud800b"}, {"role": "__proto__", "content": {"__proto__": [1]}}]"#;
     post(odd).await.expect(201);
     let page = shows(&app, "odd").await;
     open_all(&page).await;
     page.wait_for("document.querySelectorAll('pre.json').length >= 3").await;
     let shown = page.text("main").await;
-    for part in ["\"__proto__\": {", "\"toString\": 7", "\"hasOwnProperty\": \"no\"", "hi"] {
+    for part in ["\"__proto__\": {", "\"toString\": 7", "\"hasOwnProperty\": \"no\"", "hi", "a\u{fffd}b"] {
         assert!(shown.contains(part), "{part} in {shown}");
     }
     assert_harmless(&page, &app).await;

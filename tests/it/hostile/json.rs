@@ -161,9 +161,6 @@ async fn text_that_is_not_unicode_is_refused() {
             assert!(matches!(answer.status.as_u16(), 400 | 422), "{field} {raw:?}: {}", answer.json);
         }
     }
-    for raw in [r#"["\ud800"]"#, r#"[{"\udfff":1}]"#] {
-        assert_eq!(post(&app, with_field("messages", raw)).await.pointers(422), ["/messages"], "{raw}");
-    }
     let mut bytes = with_field("messages", "[\"#\"]").into_bytes();
     let at = bytes.iter().position(|byte| *byte == b'#').expect("the mark is there");
     for wrong in [&b"\xff"[..], b"\xc0\xaf", b"\xed\xa0\x80", b"\xf5\x80\x80\x80", b"\xe2\x82"] {
