@@ -63,7 +63,7 @@ test-clients: ## Run real agents through sessions and print their segments; fetc
 	$(CARGO) build -p forebay
 	$(CARGO) test -p forebay-gateway --test clients -- $(CLIENTS)
 
-endure: ## Run agents at an engine that needs 330 s for an answer; fetches them as test-clients does; 15 minutes each; CLIENTS="codex"
+endure: test-engines ## Run test-engines, and agents at an engine that needs 330 s for an answer; fetches them as test-clients does; an hour; CLIENTS="codex"
 	$(CARGO) build -p forebay
 	$(CARGO) test -p forebay-gateway --test clients -- --slow $(or $(CLIENTS),claude_code codex opencode qwen_code)
 
