@@ -78,12 +78,8 @@ pub(super) async fn pay_structure(
     body: &mut ReadBody,
 ) -> Result<(), DialectError> {
     let price = work::run(body.bytes.len(), || structure::price(&body.bytes)).await;
-    let budget = &agents.0.bytes;
-    // A body whose price is above the whole budget gets all of it.
-    let missing = price.min(budget.bytes()).saturating_sub(body.shares.bytes());
-    let more = budget.take_more(owner(session), body.shares.bytes(), missing, Duration::ZERO).await;
-    body.shares.push(more.map_err(|_| overloaded())?);
-    Ok(())
+    let missing = price.saturating_sub(body.shares.bytes());
+    pay_more(agents, session, &mut body.shares, missing).await
 }
 
 /// Takes bytes that a call needs besides its body, as long as the body's.
