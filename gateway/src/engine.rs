@@ -106,6 +106,8 @@ pub struct Switches {
     pub names_stops: bool,
     /// The prompt that vLLM tells at its endpoint that renders, for any conversation. If absent, it has no such endpoint.
     pub rendered: Option<String>,
+    /// Whether answers are parsed for thoughts and tool calls. vLLM does it only where it is started with a parser.
+    pub parses: bool,
     /// Refuses messages with a system message that is not the first, as templates of Qwen 3.5 and later do.
     pub one_system: bool,
     /// How many of the next calls are aborted after half of their ids.
@@ -141,6 +143,7 @@ impl Default for Switches {
             finish_reason: None,
             names_stops: true,
             rendered: None,
+            parses: true,
             one_system: false,
             aborts: 0,
             stall: false,

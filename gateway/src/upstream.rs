@@ -149,6 +149,8 @@ pub struct Upstream {
     transport: Transport,
     /// Whether the last probe found that SGLang's chat endpoint takes no ids, but `/generate` does.
     generates: Arc<AtomicBool>,
+    /// Whether the last probe found that vLLM parses nothing, so that the gateway can decode its answers.
+    speaks_plainly: Arc<AtomicBool>,
     withheld: Arc<Withheld>,
 }
 
@@ -156,7 +158,13 @@ impl Upstream {
     /// Creates a client. It does not connect yet.
     pub fn new(options: UpstreamOptions) -> Result<Self, UpstreamError> {
         let transport = Transport::new(&options)?;
-        Ok(Self { options, transport, generates: Arc::default(), withheld: Arc::default() })
+        Ok(Self {
+            options,
+            transport,
+            generates: Arc::default(),
+            speaks_plainly: Arc::default(),
+            withheld: Arc::default(),
+        })
     }
 
     /// What the client was created with.

@@ -106,7 +106,9 @@ async fn serve(state: &State, request: Request<Incoming>) -> Result<Response<Pie
             call(state, Endpoint::Score, &body).await
         }
         (Method::POST, "/v1/chat/completions/derender") if state.kind == EngineKind::Vllm => {
-            Ok(wire::derender(&value).map_or_else(|why| refusal(state.kind, why), |answer| reply(200, &answer)))
+            let switches = state.switches.borrow().clone();
+            Ok(wire::derender(&value, &switches)
+                .map_or_else(|why| refusal(state.kind, why), |answer| reply(200, &answer)))
         }
         (Method::POST, "/v1/chat/completions/render") if state.kind == EngineKind::Vllm => {
             let rendered = state.switches.borrow().rendered.clone();

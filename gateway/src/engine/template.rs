@@ -147,6 +147,14 @@ pub(super) struct Parsed {
     pub(super) calls: Vec<(String, String)>,
 }
 
+/// What an engine makes of a text: one without a parser leaves special tokens out and reads nothing else.
+pub(super) fn parse_if(parses: bool, text: &str) -> Parsed {
+    if parses {
+        return parse(text);
+    }
+    Parsed { content: text.replace("<|im_end|>", "").replace("<|im_start|>", ""), ..Parsed::default() }
+}
+
 /// Reads what the model wrote. An unfinished tool call stays text.
 pub(super) fn parse(text: &str) -> Parsed {
     let (reasoning, mut rest) = separated(text);

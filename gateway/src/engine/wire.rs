@@ -193,7 +193,7 @@ impl ChatRequest {
         {
             *first = VOCABULARY + 7;
         }
-        let parsed = template::parse(&text);
+        let parsed = template::parse_if(switches.parses, &text);
         let id = format!("{:x}", Context::new(&sampled.prompt).logprob(0, 1.0).to_bits());
         let message = message(kind, &parsed, &id);
         let has_called = sampled.finish == "stop" && !parsed.calls.is_empty();
@@ -444,7 +444,10 @@ fn message(kind: EngineKind, parsed: &Parsed, id: &str) -> Value {
 
 /// What vLLM makes of ids. With a parser it keeps special tokens in the text, also the one that ended the answer. An error
 /// says why it refuses.
-pub(super) fn derender(body: &Value) -> Result<Value, &'static str> {
+pub(super) fn derender(body: &Value, switches: &Switches) -> Result<Value, &'static str> {
+    if switches.parses && body["chat_request"].is_null() {
+        return Err("chat_request is required when a tool or reasoning parser is configured");
+    }
     let generated = &body["generate_response"];
     let ids = generated["choices"][0]["token_ids"].as_array().into_iter().flatten();
     let ids: Vec<i32> = ids.filter_map(|id| i32::try_from(id.as_i64()?).ok()).collect();
@@ -455,7 +458,8 @@ pub(super) fn derender(body: &Value) -> Result<Value, &'static str> {
         return Err("List should have at most 4 items after validation");
     }
     let id = generated["request_id"].as_str().unwrap_or_default();
-    let message = message(EngineKind::Vllm, &template::parse(&tokenizer::decode(&ids)), id);
+    let parsed = template::parse_if(switches.parses, &tokenizer::decode(&ids));
+    let message = message(EngineKind::Vllm, &parsed, id);
     let finish = &generated["choices"][0]["finish_reason"];
     Ok(json!({"choices": [{"index": 0, "message": message, "finish_reason": finish}]}))
 }

@@ -112,13 +112,21 @@ pub(super) fn derender(
         generate_response: DerenderResponse { request_id: rid, choices: [choice] },
         prompt_tokens: prompt.len(),
         prompt_token_ids: &prompt[prompt.len().saturating_sub(PROMPT_TAIL)..],
-        chat_request: chat,
+        chat_request: Some(chat),
     };
     json::text(&body).into()
 }
 
-/// How many ids of the prompt vLLM is told to parse an answer. It reads a few, to know whether a space is missing.
-const PROMPT_TAIL: usize = 16;
+/// The same without the request, which is refused where a parser would need it. The answer is the prompt itself.
+pub(super) fn derender_plain(model: &str, prompt: &[i32], rid: &str) -> Bytes {
+    let choice = DerenderChoice { index: 0, token_ids: prompt, finish_reason: "stop" };
+    let generate_response = DerenderResponse { request_id: rid, choices: [choice] };
+    let body = Derender { model, generate_response, prompt_tokens: 0, prompt_token_ids: &[], chat_request: None };
+    json::text(&body).into()
+}
+
+/// How many ids of the prompt are read with an answer, to know whether a space is missing before its first word.
+pub(super) const PROMPT_TAIL: usize = 16;
 
 #[derive(Serialize)]
 struct Derender<'a> {
@@ -126,7 +134,8 @@ struct Derender<'a> {
     generate_response: DerenderResponse<'a>,
     prompt_tokens: usize,
     prompt_token_ids: &'a [i32],
-    chat_request: ParsedFor<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    chat_request: Option<ParsedFor<'a>>,
 }
 
 #[derive(Serialize)]

@@ -7,7 +7,10 @@
 //! Parsers apply to a whole answer. So if an engine aborts a call, the call is continued behind what was sampled
 //! before, and what belongs together is parsed at the end.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::atomic::Ordering,
+    time::{Duration, Instant},
+};
 
 use bytes::Bytes;
 use serde::Deserialize;
@@ -137,6 +140,21 @@ pub(super) async fn complete_by(
     Ok(Answered { completion, aborts, reconnects, parsing })
 }
 
+/// Whether no worker of vLLM has a parser, so that its answers are the text of what was sampled. One that has a parser must
+/// be told the request to parse for. A worker that does not answer may have one.
+pub(super) async fn speaks_plainly(upstream: &Upstream, call: &EngineCall<'_>, prompt: &ExactPrompt<'_>) -> bool {
+    for worker in 0..upstream.options.urls.len() {
+        let write = |rid: &str| body::derender_plain(call.model, prompt.ids, rid);
+        let bytes = 7 * prompt.ids.len();
+        let (workers, rid) = (&[worker][..], call.rid);
+        let post = Post { path: DERENDER, workers, session: call.session, rid, bytes, body: &write };
+        if upstream.transport.post(&post, &mut 0).await.is_err() {
+            return false;
+        }
+    }
+    true
+}
+
 /// How many tokens may be sampled, which vLLM must be told.
 fn bound(upstream: &Upstream, call: &EngineCall<'_>, prompt: &ExactPrompt<'_>) -> Result<Option<u32>, UpstreamError> {
     let context = upstream.options.context_tokens.map(|context| context.saturating_sub(prompt.ids.len() as u32));
@@ -226,7 +244,19 @@ impl Exchange<'_> {
 
     /// Whether an answer is parsed by a request of its own.
     fn parses(&self, sampled: &Sampled) -> bool {
-        self.way != Way::Chat || sampled.parts > 1
+        match self.way {
+            Way::Chat => sampled.parts > 1,
+            Way::Generate => true,
+            Way::Vllm => !self.upstream.speaks_plainly.load(Ordering::Relaxed),
+        }
+    }
+
+    /// The text of sampled ids. Some tokenizers write a space before a word only if something is before it, so the end of
+    /// the prompt is decoded with them.
+    fn text(&self, sampled: &[i32]) -> String {
+        let tail = &self.prompt.ids[self.prompt.ids.len().saturating_sub(body::PROMPT_TAIL)..];
+        let (before, whole) = ((self.prompt.text)(tail), (self.prompt.text)(&[tail, sampled].concat()));
+        whole.strip_prefix(&before).map_or_else(|| (self.prompt.text)(sampled), str::to_owned)
     }
 
     /// The whole answer. `last` is the engine's last part, unless that was aborted at the bound of tokens.
@@ -249,7 +279,17 @@ impl Exchange<'_> {
                 if stop_matched == Some(StopMatch::EndOfSequence) {
                     stop_matched = ended_at.map(StopMatch::Token).or(stop_matched);
                 }
-                self.derender(spoken, finish, reconnects).await?
+                if self.parses(&sampled) {
+                    self.derender(spoken, finish, reconnects).await?
+                } else {
+                    let text = self.text(spoken);
+                    // vLLM holds back a character whose bytes are not all there.
+                    let text = text.trim_end_matches(char::REPLACEMENT_CHARACTER);
+                    AssistantMessage {
+                        content: Some(text.to_owned()).filter(|text| !text.is_empty()),
+                        ..AssistantMessage::default()
+                    }
+                }
             }
             (Way::Chat, Some(choice)) if !self.parses(&sampled) => {
                 choice.message.as_ref().map(|message| message.read(self.rid)).unwrap_or_default()
@@ -341,7 +381,7 @@ impl Exchange<'_> {
         reconnects: &mut u32,
     ) -> Result<AssistantMessage, UpstreamError> {
         let parsers = self.upstream.options.parsers.clone().unwrap_or_default();
-        let mut text = (self.prompt.text)(&sampled.tokens);
+        let mut text = self.text(&sampled.tokens);
         if let Some(StopMatch::Text(stop)) = stop
             && !self.keeps_stop()
             && let Some(place) = text.find(stop.as_str())

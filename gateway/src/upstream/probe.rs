@@ -164,6 +164,8 @@ impl Upstream {
     /// Samples one token behind these ids at each worker and checks the answers, for the mode `exact`. `request` is
     /// the conversation that the ids were rendered from, such as [`probe_request`].
     ///
+    /// Answers of vLLM are parsed by a request of their own, unless the probe finds that it has no parser.
+    ///
     /// The chat endpoint of older versions of SGLang takes no ids. If `/generate` does, and the engine parses its
     /// answers, later calls are sent there.
     pub async fn probe_exact(&self, model: &str, request: &Request, prompt: ExactPrompt<'_>) -> Verdict {
@@ -185,6 +187,12 @@ impl Upstream {
                             generates,
                             "ids are sent to another endpoint"
                         );
+                    }
+                    if way == Way::Vllm {
+                        let rid = probe_id();
+                        let call = EngineCall { rid: &rid, ..call(&request, model, 1.0) };
+                        let plainly = exact::speaks_plainly(self, &call, &prompt).await;
+                        self.speaks_plainly.store(plainly, Ordering::Relaxed);
                     }
                     return Verdict::Ready;
                 }

@@ -115,7 +115,7 @@ class Checker:
 
     def decoded(self, tokens: list[int]) -> dict[str, Any]:
         """What an answer says that no parser reads."""
-        return {"content": self.tokenizer.decode(tokens[:-1] if tokens[-1] in self.stops else tokens)}
+        return {"content": self.tokenizer.decode(tokens, skip_special_tokens=True)}
 
     def text(self, tokens: list[int]) -> str:
         return self.tokenizer.decode(tokens[:40])

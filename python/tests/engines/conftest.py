@@ -67,8 +67,9 @@ class Flags:
 PROCESSED = Flags("processed", "thinks", (*THINKS, "--enable-scale-out", "--logprobs-mode", "processed_logprobs"))
 RAW = Flags("raw", "thinks", (*THINKS, "--enable-scale-out"))
 TOOLS_ONLY = Flags("tools", "plain", (*PARSERS, "--enable-scale-out"))
+PARSES_NOTHING = Flags("ids", "plain", ("--enable-scale-out",))
 BARE = Flags("bare", "plain", ())
-FLAGS = [PROCESSED, RAW, TOOLS_ONLY, BARE]
+FLAGS = [PROCESSED, RAW, TOOLS_ONLY, PARSES_NOTHING, BARE]
 
 ROWS: list[str] = []
 """The table that is printed at the end."""

@@ -12,7 +12,7 @@ import anthropic
 import openai
 import pytest
 from agents import AGENTS, TOOLS, Answer
-from conftest import PROCESSED, Stack
+from conftest import PARSES_NOTHING, PROCESSED, Stack
 from engine import CONTEXT, WAIT_S, Exchange
 
 from forebay.errors import UpstreamNotReady
@@ -89,6 +89,26 @@ def test_a_tool_call_reaches_the_agent(stack: Stack, mode: str) -> None:
         if answer.calls:
             return
     pytest.fail("no answer had a tool call")
+
+
+@pytest.mark.subject("one request for an answer that nothing parses")
+@pytest.mark.parametrize("stack", [PARSES_NOTHING], indirect=True, ids=str)
+def test_an_engine_without_parsers_is_asked_once_for_an_answer(stack: Stack) -> None:
+    policy = stack.policy("exact")
+    before = len(stack.proxy.exchanges)
+    with stack.session(policy) as session:
+        received = AGENTS["chat"](session, TURNS, False)
+        exchanges = stack.proxy.exchanges[before:]
+        calls, _ = stack.rollout(session, policy)
+    derendered = [exchange for exchange in exchanges if exchange.path.endswith("/derender")]
+    # The service asks now and then whether this is still so.
+    assert not any(exchange.request.get("chat_request") for exchange in derendered)
+    for answer, call in zip(received, calls, strict=True):
+        spoken = call.tokens[:-1] if call.tokens[-1] in stack.checker.stops else call.tokens
+        choice = {"index": 0, "token_ids": spoken, "finish_reason": "stop"}
+        body = {"model": "qwen", "generate_response": {"request_id": "r", "choices": [choice]}}
+        parsed = stack.engine.post("/v1/chat/completions/derender", body)
+        assert answer.text == (parsed["choices"][0]["message"]["content"] or "")
 
 
 @pytest.mark.subject("stop texts")

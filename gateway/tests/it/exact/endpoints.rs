@@ -1,6 +1,6 @@
 //! The endpoints of engines that take ids, and how the right one is found.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use forebay_gateway::{
     Dialect, UpstreamError,
@@ -143,4 +143,36 @@ async fn an_upstream_is_probed_with_ids() {
         let verdict = session.upstream.probe_exact("fake", &request, exact).await;
         assert!(matches!(verdict, Verdict::Refused { .. }), "{verdict:?}");
     }
+}
+
+#[tokio::test]
+async fn an_engine_that_parses_nothing_is_asked_once_for_an_answer() {
+    let (engine, mut session) = Session::start(EngineKind::Vllm).await;
+    engine.switch(|switches| switches.parses = false);
+    engine.script("Speak", [Answer::text("I think.").thinking("Nothing").call("bash", "{}")]);
+    let derendered = || engine.log().at("/v1/chat/completions/derender").count();
+    let ask = |stop: &[&str]| {
+        let body = json!({"model": "m", "messages": [user("Speak!")], "tools": tools(), "stop": stop});
+        parsed(Dialect::Chat, &body)
+    };
+    let derender = session.call(&ask(&[])).await.expect("the engine answers").0;
+    assert_eq!(derendered(), 1, "before a probe it may have a parser");
+    assert_eq!(session.probe().await, Verdict::Ready);
+
+    let probed = derendered();
+    let decoded = session.call(&ask(&[])).await.expect("the engine answers").0;
+    assert_eq!(derendered(), probed);
+    assert_eq!(decoded.completion, derender.completion);
+    assert_eq!((decoded.parsing, decoded.completion.finish), (Duration::ZERO, Finish::Stop));
+    let text = decoded.completion.message.content.expect("it has text");
+    assert!(text.starts_with("<think>\nNothing\n</think>\n\nI think.") && text.ends_with("</tool_call>"), "{text}");
+    let stopped = session.call(&ask(&["</think>"])).await.expect("the engine answers").0.completion;
+    assert_eq!(stopped.message.content.as_deref(), Some("<think>\nNothing\n"));
+
+    // It was restarted with a parser.
+    engine.switch(|switches| switches.parses = true);
+    assert_eq!(session.probe().await, Verdict::Ready);
+    let probed = derendered();
+    let parsed = session.call(&ask(&[])).await.expect("the engine answers").0;
+    assert_eq!((derendered(), parsed.completion.message.tool_calls.len()), (probed + 1, 1));
 }
