@@ -51,6 +51,15 @@ impl Completion {
     }
 }
 
+/// A part of a message, while the engine samples the rest. The pieces of each kind are the beginning of its text.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Piece {
+    /// Of its thought.
+    Reasoning(String),
+    /// Of its text.
+    Text(String),
+}
+
 /// The ids `start..start + len` of a completion were sampled by `version`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VersionSpan {

@@ -108,6 +108,10 @@ pub struct Switches {
     pub rendered: Option<String>,
     /// Whether answers are parsed for thoughts and tool calls. vLLM does it only where it is started with a parser.
     pub parses: bool,
+    /// Parses the parts of an answer without looking for thoughts and tool calls, but the whole with them.
+    pub parses_parts_apart: bool,
+    /// Holds the events of an answer back behind so many of its ids.
+    pub hold_behind: Option<usize>,
     /// Refuses messages with a system message that is not the first, as templates of Qwen 3.5 and later do.
     pub one_system: bool,
     /// How many of the next calls are aborted after half of their ids.
@@ -144,6 +148,8 @@ impl Default for Switches {
             names_stops: true,
             rendered: None,
             parses: true,
+            parses_parts_apart: false,
+            hold_behind: None,
             one_system: false,
             aborts: 0,
             stall: false,
@@ -233,7 +239,7 @@ pub struct Log {
     pub received: Vec<Received>,
     /// Connections that were opened.
     pub connections: usize,
-    /// Calls that wait because of [`Switches::stall`].
+    /// Calls that wait because of [`Switches::stall`] or [`Switches::hold_behind`].
     pub stalled: usize,
     /// Calls whose client has closed the connection before the answer.
     pub abandoned: usize,

@@ -2,7 +2,12 @@
 
 /// FNV-1a of 64 bits.
 pub(crate) fn fnv1a(bytes: impl IntoIterator<Item = u8>) -> u64 {
-    bytes.into_iter().fold(0xcbf2_9ce4_8422_2325, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
+    fnv1a_on(0xcbf2_9ce4_8422_2325, bytes)
+}
+
+/// The hash of what has this hash, with more bytes behind it.
+pub(crate) fn fnv1a_on(hash: u64, bytes: impl IntoIterator<Item = u8>) -> u64 {
+    bytes.into_iter().fold(hash, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x100_0000_01b3))
 }
 
 /// Spreads a change of any bit over all bits: the finalizer of `SplitMix64`.

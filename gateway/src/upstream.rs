@@ -5,7 +5,7 @@
 //! with what `allow` lets pass, `transport` sends it and takes the bytes of the answer from a `budget`, `answer` reads what
 //! came back, with its lists in `columns`, and `check` makes a [`Completion`] of it or says what is wrong with it, for which
 //! `versions` maps the engine's labels to spans. `exact` does the same for a call with ids, and continues it if the engine
-//! aborts it. [`probe`] makes such calls before any agent does, compares what `models` reads with the configuration, and
+//! aborts it, while `streaming` sends the agent what was sampled so far. [`probe`] makes such calls before any agent does, compares what `models` reads with the configuration, and
 //! has `render` ask for prompts to compare. `score` has an engine report the log-probabilities of given ids, and `rescore`
 //! those of ids that it has sampled.
 
@@ -24,6 +24,7 @@ mod render;
 mod rescore;
 mod route;
 mod score;
+mod streaming;
 mod transport;
 mod versions;
 
@@ -36,6 +37,7 @@ pub use options::{EngineKind, Parsers, Secret, SpecialTokensInText, UpstreamOpti
 pub use rescore::Range;
 pub use route::order;
 pub use score::Scoring;
+pub use streaming::Streaming;
 
 use std::{
     pin::Pin,
@@ -55,7 +57,7 @@ use self::{
     answer::EngineAnswer,
     body::Wanted,
     exact::Way,
-    transport::{Post, Transport},
+    transport::{Post, Room, Transport},
 };
 
 /// What would be recorded of an engine's answer, or what is wrong with it. [`Upstream::complete`] does the same with the
@@ -107,6 +109,8 @@ pub struct EngineCall<'a> {
     pub max_tokens: Option<u32>,
     /// The ids of the prompt in the mode `exact`. If absent, the engine renders the messages.
     pub exact: Option<ExactPrompt<'a>>,
+    /// Where the answer goes while it is sampled, as far as the engine allows.
+    pub streaming: Option<&'a Streaming>,
     /// The session. Its calls go to the same worker, which has the prompt in its cache.
     pub session: &'a str,
     /// A unique id of the call, by which `SGLang` can abort it.
@@ -241,7 +245,8 @@ impl Upstream {
     ) -> Result<EngineAnswer, UpstreamError> {
         let body = |rid: &str| body::write(call, &self.options, rid, wanted);
         let bytes = call.request.bytes;
-        let post = Post { path: CHAT, workers, session: call.session, rid, bytes, body: &body };
+        let room = Room::Waits;
+        let post = Post { path: CHAT, workers, session: call.session, rid, bytes, body: &body, room };
         let body = self.transport.post(&post, reconnects).await?;
         let read = work::run(body.len(), || EngineAnswer::read(&body)).await;
         read.map_err(|fault| UpstreamError::untrusted(fault, self.options.kind))

@@ -205,6 +205,7 @@ fn call(dialect: Dialect, body: Vec<u8>, renderer: &Renderer, memory: &dyn Fn(us
         sampling: Sampling::default(),
         max_tokens: request.max_tokens,
         exact: None,
+        streaming: None,
         session: "s",
         rid: "r",
         version: &|| 0,

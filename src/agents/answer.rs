@@ -14,7 +14,9 @@ use axum::{
 use bytes::Bytes;
 use forebay_gateway::{
     Dialect, DialectError,
+    completion::Piece,
     dialect::{Events, SseEvent},
+    upstream::Streaming,
     work,
 };
 use hyper::body::{Frame, SizeHint};
@@ -38,25 +40,33 @@ struct Written {
 }
 
 /// Answers a call.
-pub(super) async fn respond(call: Call) -> Response {
-    let call = Arc::new(call);
+pub(super) async fn respond(mut call: Call) -> Response {
     if !call.request.stream {
+        let call = Arc::new(call);
         let answered = Unanswered::new(&call).await;
         return match written(&call, answered, None).await {
             Ok(written) => json(Body::new(AnswerBody::complete(&call, written))),
             Err(error) => failed(&call, &error),
         };
     }
+    let (sender, mut pieces) = mpsc::unbounded_channel();
+    // Whoever has the receiver polls the call, so it is there.
+    call.streaming = Some(Streaming::new(move |piece| drop(sender.send(piece))));
+    let call = Arc::new(call);
     let mut answering: Answering = Box::pin(Arc::clone(&call).answer().in_current_span());
-    // The status waits for the first sign of life, because clients understand the status of an error better than an error
-    // among events.
-    let keep_alive = call.agents.options().keep_alive;
-    let body = match tokio::time::timeout(keep_alive, &mut answering).await {
-        Ok(answered) => match written(&call, answered, Some(&Events::new(call.dialect))).await {
+    let mut events = Events::new(call.dialect);
+    // The status waits for the first event, because clients understand the status of an error better than an error among
+    // events.
+    let body = tokio::select! {
+        biased;
+        answered = &mut answering => match written(&call, answered, Some((&mut events, &mut pieces))).await {
             Ok(written) => AnswerBody::complete(&call, written),
             Err(error) => return failed(&call, &error),
         },
-        Err(_) => AnswerBody::streaming(&call, answering),
+        first = pieces.recv() => AnswerBody::streaming(&call, Stream { events, answering, pieces, first }),
+        () = tokio::time::sleep(call.agents.options().keep_alive) => {
+            AnswerBody::streaming(&call, Stream { events, answering, pieces, first: None })
+        }
     };
     let mut response = Response::new(Body::new(body));
     let headers = response.headers_mut();
@@ -71,13 +81,17 @@ pub(super) async fn respond(call: Call) -> Response {
 async fn written(
     call: &Call,
     answered: Result<Answer, DialectError>,
-    events: Option<&Events>,
+    events: Option<(&mut Events, &mut UnboundedReceiver<Piece>)>,
 ) -> Result<Written, DialectError> {
     let Answer { completion, envelope, recorded } = answered?;
     let write = || match events {
-        Some(events) => {
-            let events = events.answer(&completion, &envelope);
-            events.iter().map(SseEvent::encode).collect::<String>().into()
+        Some((events, pieces)) => {
+            let mut all = Vec::new();
+            while let Ok(piece) = pieces.try_recv() {
+                all.extend(events.piece(&piece, &envelope));
+            }
+            all.extend(events.answer(&completion, &envelope));
+            encoded(&all)
         }
         None => Bytes::from(call.dialect.answer(&completion, &envelope)),
     };
@@ -85,29 +99,46 @@ async fn written(
     Ok(Written { bytes: body::pay(call, bytes).await?, recorded })
 }
 
-/// Streams signs of life until the answer is known, and then the answer or an error.
-async fn stream(call: Arc<Call>, mut answering: Answering, parts: UnboundedSender<Written>) {
-    let mut events = Events::new(call.dialect);
-    // The first sign of life is sent at once, with the status.
-    let mut signs = tokio::time::interval(call.agents.options().keep_alive);
-    signs.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let answered = loop {
-        tokio::select! {
-            biased;
-            answered = &mut answering => break answered,
-            _ = signs.tick() => {
-                let sign = events.alive(&call.own_envelope()).iter().map(SseEvent::encode).collect::<String>();
-                // Whoever has the receiver polls this function, so it is there.
-                let _ = parts.send(Written { bytes: sign.into(), recorded: None });
-            }
+fn encoded(events: &[SseEvent]) -> Bytes {
+    events.iter().map(SseEvent::encode).collect::<String>().into()
+}
+
+/// An answer that is written while it is sampled.
+struct Stream {
+    events: Events,
+    answering: Answering,
+    pieces: UnboundedReceiver<Piece>,
+    first: Option<Piece>,
+}
+
+impl Stream {
+    /// Writes pieces of the answer and signs of life until the answer is known, and then the rest of it or an error.
+    async fn write(self, call: Arc<Call>, parts: UnboundedSender<Written>) {
+        let Self { mut events, mut answering, mut pieces, first } = self;
+        let envelope = call.own_envelope();
+        // Whoever has the receiver polls this function, so it is there.
+        let send = |events: &[SseEvent]| drop(parts.send(Written { bytes: encoded(events), recorded: None }));
+        // The first sign of life is sent at once, with the status.
+        let mut signs = tokio::time::interval(call.agents.options().keep_alive);
+        signs.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        if let Some(first) = first {
+            send(&events.piece(&first, &envelope));
+            signs.reset();
         }
-    };
-    let last = written(&call, answered, Some(&events)).await.unwrap_or_else(|error| {
-        call.count(error.code());
-        let last = events.error(&error, &call.own_envelope());
-        Written { bytes: last.encode().into(), recorded: None }
-    });
-    let _ = parts.send(last);
+        let answered = loop {
+            tokio::select! {
+                biased;
+                Some(piece) = pieces.recv() => send(&events.piece(&piece, &envelope)),
+                answered = &mut answering => break answered,
+                _ = signs.tick() => send(&events.alive(&envelope)),
+            }
+        };
+        let last = written(&call, answered, Some((&mut events, &mut pieces))).await.unwrap_or_else(|error| {
+            call.count(error.code());
+            Written { bytes: events.error(&error, &envelope).encode().into(), recorded: None }
+        });
+        let _ = parts.send(last);
+    }
 }
 
 /// A body of JSON.
@@ -160,9 +191,9 @@ impl AnswerBody {
         Self { state: State::Whole(written.bytes), call: Arc::clone(call), recorded: written.recorded }
     }
 
-    fn streaming(call: &Arc<Call>, answering: Answering) -> Self {
+    fn streaming(call: &Arc<Call>, stream: Stream) -> Self {
         let (sender, parts) = mpsc::unbounded_channel();
-        let writing = Box::pin(stream(Arc::clone(call), answering, sender).in_current_span());
+        let writing = Box::pin(stream.write(Arc::clone(call), sender).in_current_span());
         Self { state: State::Parts { writing: Some(writing), parts }, call: Arc::clone(call), recorded: None }
     }
 }

@@ -118,6 +118,7 @@ impl Call {
             model: &route.model,
             sampling: sampling(self.permit.sampling()),
             max_tokens,
+            streaming: self.streaming.as_ref(),
             session: &self.permit.session_id().to_string(),
             rid: &format!("{attempt}-{}", self.id),
             version,

@@ -19,7 +19,7 @@ use forebay_gateway::{
     dialect::{ClientTools, Envelope, References, called},
     lineage::AgentLabel,
     request::LeftOut,
-    upstream::Answered,
+    upstream::{Answered, Streaming},
     work,
 };
 use serde::{Deserialize, Serialize};
@@ -69,6 +69,8 @@ pub(super) struct Call {
     created_s: u64,
     began: Timestamp,
     pub(super) times: Times,
+    /// Where the answer goes while it is sampled, if it goes as events.
+    pub(super) streaming: Option<Streaming>,
     _in_flight: CallInFlight,
     /// Held as long as the request.
     shares: Shares,
@@ -191,6 +193,7 @@ impl Call {
             created_s: began.unix_s(),
             began,
             times,
+            streaming: None,
             _in_flight: agents.metrics().call_begins(),
             agents,
             shares,

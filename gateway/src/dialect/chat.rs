@@ -7,7 +7,7 @@ use super::{
     tools::{self, Images, Offer, Offered},
 };
 use crate::{
-    completion::{Completion, Finish, StopMatch, ToolCall, Usage},
+    completion::{Completion, Finish, Piece, StopMatch, ToolCall, Usage},
     json::{self, Item, Object},
     request::{Content, Message, Request, Role, Tool, ToolChoice, Warnings},
 };
@@ -106,21 +106,17 @@ pub(super) fn begin(envelope: &Envelope) -> SseEvent {
     delta(envelope, &json!({"role": "assistant", "content": ""}))
 }
 
-/// An event of an answer that has begun, which adds nothing to it.
-pub(super) fn nothing(envelope: &Envelope) -> SseEvent {
-    delta(envelope, &json!({"content": ""}))
+pub(super) fn piece(piece: &Piece, envelope: &Envelope) -> SseEvent {
+    match piece {
+        Piece::Reasoning(text) => delta(envelope, &json!({"reasoning_content": text, "reasoning": text})),
+        Piece::Text(text) => delta(envelope, &json!({"content": text})),
+    }
 }
 
-/// All events behind the first.
-pub(super) fn rest(completion: &Completion, envelope: &Envelope) -> Vec<SseEvent> {
+/// The events behind the thought and the text.
+pub(super) fn end(completion: &Completion, envelope: &Envelope) -> Vec<SseEvent> {
     let message = &completion.message;
     let mut events = Vec::new();
-    if let Some(reasoning) = &message.reasoning {
-        events.push(delta(envelope, &json!({"reasoning_content": reasoning, "reasoning": reasoning})));
-    }
-    if let Some(content) = &message.content {
-        events.push(delta(envelope, &json!({"content": content})));
-    }
     if !message.tool_calls.is_empty() {
         // All calls in one chunk, because some clients put the pieces of several calls together wrongly.
         let calls = message.tool_calls.iter().enumerate().map(|(index, call)| {

@@ -12,8 +12,8 @@ use super::{
     tools::{self, Images, Offer, Offered, object_text},
 };
 use crate::{
-    completion::{Completion, Finish, StopMatch, ToolCall, Usage},
-    hash::fnv1a,
+    completion::{Completion, Finish, Piece, StopMatch, ToolCall, Usage},
+    hash::{fnv1a, fnv1a_on},
     json::{self, Fields, Item, Object},
     request::{Content, Message, Request, Role, Tool, ToolChoice, Warnings},
 };
@@ -90,38 +90,104 @@ pub(super) fn answer(completion: &Completion, envelope: &Envelope) -> Vec<u8> {
     json::text(&answer).into_bytes()
 }
 
-/// The events that begin an answer of which nothing is known, with a block for its text.
-pub(super) fn begin(envelope: &Envelope) -> Vec<SseEvent> {
-    vec![start(envelope, &Usage::default()), opening(0, &Block::Text { text: "" })]
+/// The events of an answer that is written block by block.
+#[derive(Debug, Default)]
+pub(super) struct Stream {
+    has_begun: bool,
+    /// The number of blocks that are closed.
+    closed: usize,
+    open: Option<OpenBlock>,
 }
 
-/// An event of an answer that has begun, which adds nothing to its text. Clients do not count a ping as an event.
-pub(super) fn nothing() -> SseEvent {
-    delta(0, &json!({"type": "text_delta", "text": ""}))
+#[derive(Debug)]
+enum OpenBlock {
+    Thinking {
+        /// Of its text so far.
+        hash: u64,
+    },
+    Text,
 }
 
-/// The events of an answer, or all behind those of [`begin`] if it `has_begun`.
-pub(super) fn rest(completion: &Completion, envelope: &Envelope, has_begun: bool) -> Vec<SseEvent> {
-    let mut events = Vec::new();
-    let mut blocks = blocks(completion).into_iter().peekable();
-    if has_begun {
-        // The open block gets the text, unless something comes before that. Then it stays empty.
-        let text = blocks.next_if(|block| matches!(block, Block::Text { .. }));
-        events.extend(text.iter().flat_map(Block::deltas).map(|data| delta(0, &data)));
-        events.push(closing(0));
-    } else {
-        events.push(start(envelope, &completion.usage));
+impl Stream {
+    /// A sign of life: the beginning of the answer with a block for its text, and then an event that adds nothing to the
+    /// open block. Clients do not count a ping as an event.
+    pub(super) fn alive(&mut self, envelope: &Envelope) -> Vec<SseEvent> {
+        match self.open {
+            Some(OpenBlock::Thinking { .. }) => self.reasoning("", envelope),
+            Some(OpenBlock::Text) | None => self.text("", envelope),
+        }
     }
-    for (index, block) in (usize::from(has_begun)..).zip(blocks) {
-        events.push(opening(index, &block));
-        events.extend(block.deltas().iter().map(|data| delta(index, data)));
-        events.push(closing(index));
+
+    pub(super) fn piece(&mut self, piece: &Piece, envelope: &Envelope) -> Vec<SseEvent> {
+        match piece {
+            Piece::Reasoning(text) => self.reasoning(text, envelope),
+            Piece::Text(text) => self.text(text, envelope),
+        }
     }
-    let (reason, sequence) = stop_reason(completion);
-    let end = json!({"stop_reason": reason, "stop_sequence": sequence});
-    events.push(event("message_delta", json!({"delta": end, "usage": usage(&completion.usage)})));
-    events.push(event("message_stop", json!({})));
-    events
+
+    fn reasoning(&mut self, text: &str, envelope: &Envelope) -> Vec<SseEvent> {
+        let mut events = self.begin(envelope, &Usage::default());
+        if !matches!(self.open, Some(OpenBlock::Thinking { .. })) {
+            events.extend(self.close());
+            events.push(opening(self.closed, &json!({"type": "thinking", "thinking": "", "signature": ""})));
+        }
+        let hash = match self.open {
+            Some(OpenBlock::Thinking { hash }) => hash,
+            Some(OpenBlock::Text) | None => fnv1a([]),
+        };
+        self.open = Some(OpenBlock::Thinking { hash: fnv1a_on(hash, text.bytes()) });
+        events.push(delta(self.closed, &json!({"type": "thinking_delta", "thinking": text})));
+        events
+    }
+
+    fn text(&mut self, text: &str, envelope: &Envelope) -> Vec<SseEvent> {
+        let mut events = self.begin(envelope, &Usage::default());
+        if !matches!(self.open, Some(OpenBlock::Text)) {
+            events.extend(self.close());
+            events.push(opening(self.closed, &json!({"type": "text", "text": ""})));
+        }
+        self.open = Some(OpenBlock::Text);
+        events.push(delta(self.closed, &json!({"type": "text_delta", "text": text})));
+        events
+    }
+
+    /// The first event, unless it was sent. One that is sent before the answer is known has no counts.
+    pub(super) fn begin(&mut self, envelope: &Envelope, usage: &Usage) -> Vec<SseEvent> {
+        let begins = !std::mem::replace(&mut self.has_begun, true);
+        begins.then(|| start(envelope, usage)).into_iter().collect()
+    }
+
+    /// The events behind the thought and the text.
+    pub(super) fn end(&mut self, completion: &Completion) -> Vec<SseEvent> {
+        let mut events = self.close();
+        for call in calls(completion) {
+            let Block::ToolUse { id, name, input } = &call else { continue };
+            events.push(opening(self.closed, &json!({"type": "tool_use", "id": id, "name": name, "input": {}})));
+            let input = json!({"type": "input_json_delta", "partial_json": input.get()});
+            events.push(delta(self.closed, &input));
+            events.push(closing(self.closed));
+            self.closed += 1;
+        }
+        let (reason, sequence) = stop_reason(completion);
+        let end = json!({"stop_reason": reason, "stop_sequence": sequence});
+        events.push(event("message_delta", json!({"delta": end, "usage": usage(&completion.usage)})));
+        events.push(event("message_stop", json!({})));
+        events
+    }
+
+    fn close(&mut self) -> Vec<SseEvent> {
+        let mut events = Vec::new();
+        match self.open.take() {
+            None => return events,
+            Some(OpenBlock::Thinking { hash }) => {
+                events.push(delta(self.closed, &json!({"type": "signature_delta", "signature": signature(hash)})));
+            }
+            Some(OpenBlock::Text) => {}
+        }
+        events.push(closing(self.closed));
+        self.closed += 1;
+        events
+    }
 }
 
 fn start(envelope: &Envelope, counts: &Usage) -> SseEvent {
@@ -131,8 +197,8 @@ fn start(envelope: &Envelope, counts: &Usage) -> SseEvent {
     event("message_start", json!({"message": start}))
 }
 
-fn opening(index: usize, block: &Block<'_>) -> SseEvent {
-    event("content_block_start", json!({"index": index, "content_block": block.opening()}))
+fn opening(index: usize, block: &Value) -> SseEvent {
+    event("content_block_start", json!({"index": index, "content_block": block}))
 }
 
 fn delta(index: usize, data: &Value) -> SseEvent {
@@ -411,40 +477,25 @@ enum Block<'a> {
 
 fn blocks(completion: &Completion) -> Vec<Block<'_>> {
     let message = &completion.message;
-    let thinking = message.reasoning.iter().map(|thinking| Block::Thinking {
-        thinking,
-        // Clients send it back and never read it. It must not be empty.
-        signature: format!("forebay-{:016x}", fnv1a(thinking.bytes())),
-    });
+    let thinking = message
+        .reasoning
+        .iter()
+        .map(|thinking| Block::Thinking { thinking, signature: signature(fnv1a(thinking.bytes())) });
     let text = message.content.iter().map(|text| Block::Text { text });
-    let calls = message.tool_calls.iter().map(|call| Block::ToolUse {
+    thinking.chain(text).chain(calls(completion)).collect()
+}
+
+fn calls(completion: &Completion) -> impl Iterator<Item = Block<'_>> {
+    completion.message.tool_calls.iter().map(|call| Block::ToolUse {
         id: &call.id,
         name: &call.name,
         input: RawValue::from_string(object_text(&call.arguments).into_owned()).expect("the text is a JSON object"),
-    });
-    thinking.chain(text).chain(calls).collect()
+    })
 }
 
-impl Block<'_> {
-    /// The block as it begins in a stream: empty.
-    fn opening(&self) -> Value {
-        match self {
-            Self::Thinking { .. } => json!({"type": "thinking", "thinking": "", "signature": ""}),
-            Self::Text { .. } => json!({"type": "text", "text": ""}),
-            Self::ToolUse { id, name, .. } => json!({"type": "tool_use", "id": id, "name": name, "input": {}}),
-        }
-    }
-
-    fn deltas(&self) -> Vec<Value> {
-        match self {
-            Self::Thinking { thinking, signature } => vec![
-                json!({"type": "thinking_delta", "thinking": thinking}),
-                json!({"type": "signature_delta", "signature": signature}),
-            ],
-            Self::Text { text } => vec![json!({"type": "text_delta", "text": text})],
-            Self::ToolUse { input, .. } => vec![json!({"type": "input_json_delta", "partial_json": input.get()})],
-        }
-    }
+/// The signature of a thought with this hash. Clients send it back and never read it. It must not be empty.
+fn signature(hash: u64) -> String {
+    format!("forebay-{hash:016x}")
 }
 
 fn event(name: &'static str, mut data: Value) -> SseEvent {

@@ -13,7 +13,7 @@ use super::{
     tools::{self, Images, Offer, Offered},
 };
 use crate::{
-    completion::{Completion, Finish, ToolCall},
+    completion::{Completion, Finish, Piece, ToolCall},
     json::{self, Fields, Item, Object},
     request::{Content, Message, Request, Role, Tool, ToolChoice, Warnings},
 };
@@ -98,28 +98,6 @@ pub(super) fn parse(body: &[u8], references: &mut References) -> Result<Request,
 
 pub(super) fn answer(completion: &Completion, envelope: &Envelope) -> Vec<u8> {
     finished(completion, envelope).to_string().into_bytes()
-}
-
-/// The event that begins an answer.
-pub(super) fn begin(envelope: &Envelope) -> SseEvent {
-    numbered("response.created", json!({"response": response(envelope, "in_progress", json!([]))}), 0)
-}
-
-/// An event of an answer that has begun, which adds nothing to it. `sent` events came before.
-pub(super) fn nothing(envelope: &Envelope, sent: usize) -> SseEvent {
-    numbered("response.in_progress", json!({"response": response(envelope, "in_progress", json!([]))}), sent)
-}
-
-/// All events of an answer behind the first ones, of which there were so many.
-pub(super) fn rest(completion: &Completion, envelope: &Envelope, sent: usize) -> Vec<SseEvent> {
-    let mut stream = Stream { sent, events: Vec::new() };
-    for (index, item) in items(completion, envelope).into_iter().enumerate() {
-        stream.item(index, &item);
-    }
-    // Also where the bound of tokens cut the answer, which its status tells: Codex takes `response.incomplete` for a
-    // broken stream and repeats the call.
-    stream.push("response.completed", json!({"response": finished(completion, envelope)}));
-    stream.events
 }
 
 /// The last event of a stream whose call failed. `sent` events came before.
@@ -527,12 +505,6 @@ fn items<'a>(completion: &'a Completion, envelope: &Envelope) -> Vec<OutputItem<
 }
 
 impl OutputItem<'_> {
-    fn id(&self) -> &str {
-        match self {
-            Self::Reasoning { id, .. } | Self::Message { id, .. } | Self::Call { id, .. } => id,
-        }
-    }
-
     fn whole(&self) -> Value {
         match self {
             Self::Reasoning { id, text } => json!({
@@ -578,54 +550,191 @@ fn output_text(text: &str) -> Value {
     json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []})
 }
 
-/// The events behind those that were sent.
-struct Stream {
+/// The events of an answer that is written item by item.
+#[derive(Debug, Default)]
+pub(super) struct Stream {
+    /// The number of events so far.
     sent: usize,
-    events: Vec<SseEvent>,
+    /// The number of items that are closed.
+    closed: usize,
+    open: Option<OpenItem>,
+}
+
+#[derive(Debug)]
+struct OpenItem {
+    kind: Kind,
+    id: String,
+    /// The text so far, which the last events of the item repeat.
+    text: String,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Reasoning,
+    Message,
+}
+
+impl OpenItem {
+    fn item(&self, status: &'static str) -> OutputItem<'_> {
+        let (id, text) = (self.id.clone(), self.text.as_str());
+        match self.kind {
+            Kind::Reasoning => OutputItem::Reasoning { id, text },
+            Kind::Message => OutputItem::Message { id, text, status },
+        }
+    }
 }
 
 impl Stream {
-    fn push(&mut self, name: &'static str, data: Value) {
-        self.events.push(numbered(name, data, self.sent + self.events.len()));
+    /// The number of events so far.
+    pub(super) fn sent(&self) -> usize {
+        self.sent
     }
 
-    fn item(&mut self, index: usize, item: &OutputItem<'_>) {
-        self.push("response.output_item.added", json!({"output_index": index, "item": item.opening()}));
-        let part = |place: &str, mut fields: Value| {
-            fields["item_id"] = json!(item.id());
-            fields["output_index"] = json!(index);
-            fields[place] = json!(0);
-            fields
-        };
-        match item {
-            OutputItem::Reasoning { text, .. } => {
-                let summary = |text: &str| json!({"part": {"type": "summary_text", "text": text}});
-                self.push("response.reasoning_summary_part.added", part("summary_index", summary("")));
-                self.push("response.reasoning_summary_text.delta", part("summary_index", json!({"delta": text})));
-                self.push("response.reasoning_summary_text.done", part("summary_index", json!({"text": text})));
-                self.push("response.reasoning_summary_part.done", part("summary_index", summary(text)));
-                self.push("response.reasoning_text.delta", part("content_index", json!({"delta": text})));
-                self.push("response.reasoning_text.done", part("content_index", json!({"text": text})));
-            }
-            OutputItem::Message { text, .. } => {
-                let delta = json!({"delta": text, "logprobs": []});
-                let done = json!({"text": text, "logprobs": []});
-                self.push("response.content_part.added", part("content_index", json!({"part": output_text("")})));
-                self.push("response.output_text.delta", part("content_index", delta));
-                self.push("response.output_text.done", part("content_index", done));
-                self.push("response.content_part.done", part("content_index", json!({"part": output_text(text)})));
-            }
-            OutputItem::Call { id, call } => {
-                // Calls whose content is an object have no events for its pieces.
-                if let Some(((delta_event, done_event), text)) = client_tools::text_of(call) {
-                    let mut done = json!({"item_id": id, "output_index": index, "name": call["name"]});
-                    let delta = json!({"item_id": id, "output_index": index, "delta": call[text]});
-                    done[text] = call[text].clone();
-                    self.push(delta_event, delta);
-                    self.push(done_event, done);
-                }
+    /// A sign of life: the beginning, and then an event that adds nothing.
+    pub(super) fn alive(&mut self, envelope: &Envelope) -> Vec<SseEvent> {
+        let mut events = Vec::new();
+        self.begin(envelope, &mut events);
+        self.push("response.in_progress", json!({"response": in_progress(envelope)}), &mut events);
+        events
+    }
+
+    pub(super) fn piece(&mut self, piece: &Piece, envelope: &Envelope) -> Vec<SseEvent> {
+        match piece {
+            Piece::Reasoning(text) => self.reasoning(text, envelope),
+            Piece::Text(text) => self.text(text, envelope),
+        }
+    }
+
+    fn reasoning(&mut self, text: &str, envelope: &Envelope) -> Vec<SseEvent> {
+        let mut events = Vec::new();
+        self.open(Kind::Reasoning, envelope, &mut events);
+        self.part("response.reasoning_summary_text.delta", "summary_index", json!({"delta": text}), &mut events);
+        self.part("response.reasoning_text.delta", "content_index", json!({"delta": text}), &mut events);
+        self.add(text);
+        events
+    }
+
+    fn text(&mut self, text: &str, envelope: &Envelope) -> Vec<SseEvent> {
+        let mut events = Vec::new();
+        self.open(Kind::Message, envelope, &mut events);
+        let delta = json!({"delta": text, "logprobs": []});
+        self.part("response.output_text.delta", "content_index", delta, &mut events);
+        self.add(text);
+        events
+    }
+
+    /// The events behind the thought and the text.
+    pub(super) fn end(&mut self, completion: &Completion, envelope: &Envelope) -> Vec<SseEvent> {
+        let mut events = Vec::new();
+        self.begin(envelope, &mut events);
+        if completion.message.content.is_none() && completion.message.tool_calls.is_empty() {
+            events.extend(self.text("", envelope));
+        }
+        self.close(status(completion), &mut events);
+        for item in items(completion, envelope) {
+            if let OutputItem::Call { .. } = &item {
+                self.call(&item, &mut events);
             }
         }
-        self.push("response.output_item.done", json!({"output_index": index, "item": item.whole()}));
+        // Also where the bound of tokens cut the answer, which its status tells: Codex takes `response.incomplete` for a
+        // broken stream and repeats the call.
+        self.push("response.completed", json!({"response": finished(completion, envelope)}), &mut events);
+        events
     }
+
+    fn begin(&mut self, envelope: &Envelope, events: &mut Vec<SseEvent>) {
+        if self.sent == 0 {
+            self.push("response.created", json!({"response": in_progress(envelope)}), events);
+            self.push("response.in_progress", json!({"response": in_progress(envelope)}), events);
+        }
+    }
+
+    /// Opens an item, unless one of its kind is open.
+    fn open(&mut self, kind: Kind, envelope: &Envelope, events: &mut Vec<SseEvent>) {
+        self.begin(envelope, events);
+        if self.open.as_ref().is_some_and(|open| open.kind == kind) {
+            return;
+        }
+        self.close("completed", events);
+        let prefix = if kind == Kind::Reasoning { "rs" } else { "msg" };
+        let open = OpenItem { kind, id: format!("{prefix}_{}", envelope.id), text: String::new() };
+        let opening = open.item("in_progress").opening();
+        self.open = Some(open);
+        self.push("response.output_item.added", json!({"output_index": self.closed, "item": opening}), events);
+        match kind {
+            Kind::Reasoning => {
+                self.part("response.reasoning_summary_part.added", "summary_index", summary(""), events);
+            }
+            Kind::Message => {
+                let part = json!({"part": output_text("")});
+                self.part("response.content_part.added", "content_index", part, events);
+            }
+        }
+    }
+
+    fn add(&mut self, text: &str) {
+        if let Some(open) = &mut self.open {
+            open.text.push_str(text);
+        }
+    }
+
+    fn close(&mut self, status: &'static str, events: &mut Vec<SseEvent>) {
+        let Some(OpenItem { kind, text, .. }) = &self.open else { return };
+        let (kind, text) = (*kind, text.clone());
+        match kind {
+            Kind::Reasoning => {
+                let done = json!({"text": text});
+                self.part("response.reasoning_summary_text.done", "summary_index", done.clone(), events);
+                self.part("response.reasoning_summary_part.done", "summary_index", summary(&text), events);
+                self.part("response.reasoning_text.done", "content_index", done, events);
+            }
+            Kind::Message => {
+                let done = json!({"text": text, "logprobs": []});
+                self.part("response.output_text.done", "content_index", done, events);
+                let part = json!({"part": output_text(&text)});
+                self.part("response.content_part.done", "content_index", part, events);
+            }
+        }
+        let item = self.open.take().map(|open| open.item(status).whole());
+        self.push("response.output_item.done", json!({"output_index": self.closed, "item": item}), events);
+        self.closed += 1;
+    }
+
+    fn call(&mut self, item: &OutputItem<'_>, events: &mut Vec<SseEvent>) {
+        let index = self.closed;
+        self.push("response.output_item.added", json!({"output_index": index, "item": item.opening()}), events);
+        // Calls whose content is an object have no events for its pieces.
+        if let OutputItem::Call { id, call } = item
+            && let Some(((delta_event, done_event), text)) = client_tools::text_of(call)
+        {
+            let mut done = json!({"item_id": id, "output_index": index, "name": call["name"]});
+            let delta = json!({"item_id": id, "output_index": index, "delta": call[text]});
+            done[text] = call[text].clone();
+            self.push(delta_event, delta, events);
+            self.push(done_event, done, events);
+        }
+        self.push("response.output_item.done", json!({"output_index": index, "item": item.whole()}), events);
+        self.closed += 1;
+    }
+
+    /// An event of a part of the open item. Each item has one part.
+    fn part(&mut self, name: &'static str, place: &str, mut fields: Value, events: &mut Vec<SseEvent>) {
+        fields["item_id"] = json!(self.open.as_ref().map(|open| &open.id));
+        fields["output_index"] = json!(self.closed);
+        fields[place] = json!(0);
+        self.push(name, fields, events);
+    }
+
+    fn push(&mut self, name: &'static str, data: Value, events: &mut Vec<SseEvent>) {
+        events.push(numbered(name, data, self.sent));
+        self.sent += 1;
+    }
+}
+
+fn summary(text: &str) -> Value {
+    json!({"part": {"type": "summary_text", "text": text}})
+}
+
+fn in_progress(envelope: &Envelope) -> Value {
+    response(envelope, "in_progress", json!([]))
 }

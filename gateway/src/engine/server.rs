@@ -17,7 +17,11 @@ use hyper::{
 };
 use hyper_util::rt::TokioIo;
 use serde_json::{Value, json};
-use tokio::{net::TcpListener, task::JoinSet};
+use tokio::{
+    net::TcpListener,
+    sync::mpsc::{self, UnboundedReceiver},
+    task::JoinSet,
+};
 
 use super::{
     EngineKind, IdFault, Received, State, Switches,
@@ -40,6 +44,8 @@ impl From<Infallible> for Cut {
 /// A body, and whether the connection is cut behind it.
 struct Pieces {
     body: Option<Bytes>,
+    /// The events behind it.
+    events: Option<UnboundedReceiver<Bytes>>,
     cut: Option<Cut>,
     is_flushed: bool,
 }
@@ -54,6 +60,12 @@ impl Body for Pieces {
     ) -> Poll<Option<Result<Frame<Self::Data>, Self::Error>>> {
         if let Some(body) = self.body.take() {
             return Poll::Ready(Some(Ok(Frame::data(body))));
+        }
+        if let Some(events) = &mut self.events {
+            match std::task::ready!(events.poll_recv(context)) {
+                Some(event) => return Poll::Ready(Some(Ok(Frame::data(event)))),
+                None => self.events = None,
+            }
         }
         if self.cut.is_some() && !self.is_flushed {
             // hyper writes what it has when a body is not ready. Otherwise the client would not even see the head.
@@ -81,7 +93,7 @@ pub(super) async fn run(listener: TcpListener, state: Arc<State>) {
     }
 }
 
-async fn serve(state: &State, request: Request<Incoming>) -> Result<Response<Pieces>, Cut> {
+async fn serve(state: &Arc<State>, request: Request<Incoming>) -> Result<Response<Pieces>, Cut> {
     let (head, body) = request.into_parts();
     let body = body.collect().await.map_err(|_| Cut)?.to_bytes();
     let path = head.uri.path().to_owned();
@@ -199,14 +211,14 @@ enum Endpoint {
     Score,
 }
 
-async fn call(state: &State, endpoint: Endpoint, body: &[u8]) -> Result<Response<Pieces>, Cut> {
+async fn call(state: &Arc<State>, endpoint: Endpoint, body: &[u8]) -> Result<Response<Pieces>, Cut> {
     let guard = Abandoned { state, answered: false };
     let answer = answer(state, endpoint, body).await;
     guard.answered();
     answer
 }
 
-async fn answer(state: &State, endpoint: Endpoint, body: &[u8]) -> Result<Response<Pieces>, Cut> {
+async fn answer(state: &Arc<State>, endpoint: Endpoint, body: &[u8]) -> Result<Response<Pieces>, Cut> {
     if take(state, |switches| &mut switches.cuts_before_head) {
         return Err(Cut);
     }
@@ -250,10 +262,48 @@ async fn answer(state: &State, endpoint: Endpoint, body: &[u8]) -> Result<Respon
         Endpoint::Ids => request.answer_vllm_ids(sampled, &switches),
         Endpoint::Generate => request.answer_sglang_ids(sampled, &switches),
     };
+    if request.as_events {
+        return Ok(stream(state, &request, &answer));
+    }
     let mut text = answer.to_string().into_bytes();
     text.resize(text.len() + switches.padding, b' ');
     let cut = take(state, |switches| &mut switches.cuts_in_body).then_some(Cut);
     Ok(response(200, text, cut))
+}
+
+/// The answer of vLLM's endpoint of ids as events.
+fn stream(state: &Arc<State>, request: &ChatRequest, answer: &Value) -> Response<Pieces> {
+    let mut events = ChatRequest::events_of_vllm_ids(answer);
+    let cut = take(state, |switches| &mut switches.cuts_in_body).then_some(Cut);
+    let is_cut = cut.is_some();
+    if is_cut {
+        events.truncate(events.len() / 2);
+    }
+    let (sender, receiver) = mpsc::unbounded_channel();
+    let (state, rid) = (Arc::clone(state), request.rid.clone().unwrap_or_default());
+    tokio::spawn(async move {
+        let encode = |data: &str| Bytes::from(format!("data: {data}\n\n"));
+        for (place, event) in events.iter().enumerate() {
+            let holds = |switches: &Switches| switches.hold_behind.is_some_and(|count| count <= place);
+            let aborted = tokio::select! {
+                () = sender.closed() => return state.log.send_modify(|log| log.abandoned += 1),
+                aborted = stall(&state, &rid, holds) => aborted,
+            };
+            if aborted {
+                let end = json!({"choices": [{"index": 0, "token_ids": [], "finish_reason": "abort"}]});
+                let _ = sender.send(encode(&end.to_string()));
+                break;
+            }
+            let _ = sender.send(encode(&event.to_string()));
+        }
+        if !is_cut {
+            let _ = sender.send(encode("[DONE]"));
+        }
+    });
+    let mut response = response(200, Vec::new(), cut);
+    response.body_mut().events = Some(receiver);
+    response.headers_mut().insert("content-type", http::HeaderValue::from_static("text/event-stream"));
+    response
 }
 
 async fn score(state: &State, body: &[u8]) -> Result<Response<Pieces>, Cut> {
@@ -279,7 +329,7 @@ fn sample(state: &State, request: &ChatRequest, switches: &Switches) -> Sampled 
 }
 
 /// Waits as long as calls are kept waiting. True if the call was aborted meanwhile.
-async fn stall(state: &State, rid: &str, holds: fn(&Switches) -> bool) -> bool {
+async fn stall(state: &State, rid: &str, holds: impl Fn(&Switches) -> bool) -> bool {
     if !holds(&state.switches.borrow()) {
         return false;
     }
@@ -332,7 +382,7 @@ fn response(status: u16, body: Vec<u8>, cut: Option<Cut>) -> Response<Pieces> {
     if cut.is_some() {
         body.truncate(body.len() / 2);
     }
-    let mut response = Response::new(Pieces { body: Some(body), cut, is_flushed: false });
+    let mut response = Response::new(Pieces { body: Some(body), events: None, cut, is_flushed: false });
     *response.status_mut() = StatusCode::from_u16(status).expect("the status is one of HTTP");
     response
 }

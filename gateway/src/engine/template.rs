@@ -139,6 +139,11 @@ pub(super) fn written(answer: &Answer) -> String {
     assistant(answer.reasoning.as_deref(), &answer.content, calls)
 }
 
+/// What begins and ends a thought, and what begins a tool call.
+const THINK: &str = "<think>\n";
+const THOUGHT: &str = "\n</think>\n\n";
+const CALL: &str = "<tool_call>\n";
+
 /// What a model's text contains.
 #[derive(Debug, Default)]
 pub(super) struct Parsed {
@@ -155,11 +160,37 @@ pub(super) fn parse_if(parses: bool, text: &str) -> Parsed {
     Parsed { content: text.replace("<|im_end|>", "").replace("<|im_start|>", ""), ..Parsed::default() }
 }
 
+/// Reads the beginning of what the model writes: what it says whatever follows. Tool calls are read at the end.
+pub(super) fn parse_beginning(text: &str) -> Parsed {
+    let mut parsed = Parsed::default();
+    let mut rest = text;
+    if text.len() < THINK.len() && THINK.starts_with(text) {
+        return parsed;
+    }
+    if let Some(thinking) = text.strip_prefix(THINK) {
+        let Some((reasoning, behind)) = thinking.split_once(THOUGHT) else {
+            parsed.reasoning = Some(without_begun(thinking, THOUGHT).to_owned());
+            return parsed;
+        };
+        parsed.reasoning = Some(reasoning.to_owned());
+        rest = behind;
+    }
+    let said = rest.split_once(CALL).map_or_else(|| without_begun(rest, CALL), |(said, _)| said);
+    said.trim_end_matches('\n').clone_into(&mut parsed.content);
+    parsed
+}
+
+/// A text without the beginning of a mark at its end.
+fn without_begun<'a>(text: &'a str, mark: &str) -> &'a str {
+    let begun = (0..mark.len()).rev().find(|&length| mark.is_char_boundary(length) && text.ends_with(&mark[..length]));
+    &text[..text.len() - begun.unwrap_or(0)]
+}
+
 /// Reads what the model wrote. An unfinished tool call stays text.
 pub(super) fn parse(text: &str) -> Parsed {
     let (reasoning, mut rest) = separated(text);
     let mut parsed = Parsed { reasoning: reasoning.map(str::to_owned), ..Parsed::default() };
-    while let Some((before, behind)) = rest.split_once("<tool_call>\n") {
+    while let Some((before, behind)) = rest.split_once(CALL) {
         let Some((body, after)) = behind.split_once("\n</tool_call>") else { break };
         let Ok(call) = serde_json::from_str::<WrittenCall<'_>>(body) else { break };
         parsed.content += before.trim_end_matches('\n');
@@ -172,8 +203,8 @@ pub(super) fn parse(text: &str) -> Parsed {
 
 /// The reasoning of a text, and the rest.
 pub(super) fn separated(text: &str) -> (Option<&str>, &str) {
-    let Some(thinking) = text.strip_prefix("<think>\n") else { return (None, text) };
-    let (reasoning, behind) = thinking.split_once("\n</think>\n\n").unwrap_or((thinking, ""));
+    let Some(thinking) = text.strip_prefix(THINK) else { return (None, text) };
+    let (reasoning, behind) = thinking.split_once(THOUGHT).unwrap_or((thinking, ""));
     (Some(reasoning), behind)
 }
 
@@ -190,7 +221,7 @@ fn rendered_turn(message: &WireMessage, with_reasoning: bool) -> String {
 }
 
 fn assistant<'a>(reasoning: Option<&str>, content: &str, calls: impl Iterator<Item = (&'a str, &'a str)>) -> String {
-    let mut text = reasoning.map(|reasoning| format!("<think>\n{reasoning}\n</think>\n\n")).unwrap_or_default();
+    let mut text = reasoning.map(|reasoning| format!("{THINK}{reasoning}{THOUGHT}")).unwrap_or_default();
     text += content;
     for (place, (name, arguments)) in calls.enumerate() {
         if place > 0 || !content.is_empty() {

@@ -31,6 +31,9 @@ pub(super) struct ChatRequest {
     /// The prompt in place of the messages.
     pub(super) input_ids: Option<Vec<i32>>,
     pub(super) rid: Option<String>,
+    /// Whether vLLM's endpoint of ids answers with events.
+    #[serde(skip)]
+    pub(super) as_events: bool,
 }
 
 /// A request of vLLM's endpoint of ids.
@@ -39,6 +42,8 @@ struct GenerateRequest {
     request_id: Option<String>,
     token_ids: Vec<i32>,
     sampling_params: SamplingParams,
+    #[serde(default)]
+    stream: bool,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -88,6 +93,7 @@ impl ChatRequest {
             logprobs: request.sampling_params.logprobs.is_some(),
             input_ids: Some(request.token_ids),
             rid: request.request_id,
+            as_events: request.stream,
             ..Self::default()
         })
     }
@@ -333,6 +339,32 @@ impl ChatRequest {
         answer
     }
 
+    /// The same as events: one for each id, and one for the counts. The last id comes with what ended the answer.
+    pub(super) fn events_of_vllm_ids(answer: &Value) -> Vec<Value> {
+        let choice = &answer["choices"][0];
+        let ids = choice["token_ids"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let mut events: Vec<Value> = (0..ids.len().max(1))
+            .map(|place| {
+                let mut part =
+                    json!({"index": 0, "finish_reason": null, "token_ids": ids.get(place..=place).unwrap_or_default()});
+                if let Some(entry) = choice["logprobs"]["content"].get(place) {
+                    part["logprobs"] = json!({"content": [entry]});
+                }
+                json!({"request_id": answer["request_id"], "choices": [part]})
+            })
+            .collect();
+        events[0]["prompt_token_ids"] = answer["prompt_token_ids"].clone();
+        if let Some(last) = events.last_mut() {
+            for name in ["finish_reason", "stop_reason", "weight_versions"] {
+                last["choices"][0][name] = choice[name].clone();
+            }
+        }
+        let counts = json!({"prompt_tokens": answer["prompt_token_ids"].as_array().map_or(0, Vec::len),
+            "completion_tokens": ids.len(), "prompt_tokens_details": {"cached_tokens": 0}});
+        events.push(json!({"request_id": answer["request_id"], "choices": [], "usage": counts}));
+        events
+    }
+
     fn extend_vllm(&self, answer: &mut Value, choice: &mut Value, sampled: &Sampled, switches: &Switches) {
         // vLLM names only stop texts and the stop tokens of the request.
         choice["stop_reason"] = if sampled.matched.is_string() { sampled.matched.clone() } else { Value::Null };
@@ -448,9 +480,11 @@ pub(super) fn derender(body: &Value, switches: &Switches) -> Result<Value, &'sta
     if switches.parses && body["chat_request"].is_null() {
         return Err("chat_request is required when a tool or reasoning parser is configured");
     }
+    if body["stream"] == true {
+        return Ok(derender_part(body, switches));
+    }
     let generated = &body["generate_response"];
-    let ids = generated["choices"][0]["token_ids"].as_array().into_iter().flatten();
-    let ids: Vec<i32> = ids.filter_map(|id| i32::try_from(id.as_i64()?).ok()).collect();
+    let ids = ids_of(&generated["choices"][0]["token_ids"]);
     if ids.is_empty() {
         return Err("choice 0 has empty or null token_ids");
     }
@@ -462,6 +496,35 @@ pub(super) fn derender(body: &Value, switches: &Switches) -> Result<Value, &'sta
     let message = message(EngineKind::Vllm, &parsed, id);
     let finish = &generated["choices"][0]["finish_reason"];
     Ok(json!({"choices": [{"index": 0, "message": message, "finish_reason": finish}]}))
+}
+
+fn ids_of(list: &Value) -> Vec<i32> {
+    list.as_array().into_iter().flatten().filter_map(|id| i32::try_from(id.as_i64()?).ok()).collect()
+}
+
+/// What vLLM makes of the next ids of an answer. Its state has all ids before.
+fn derender_part(body: &Value, switches: &Switches) -> Value {
+    let choice = &body["generate_chunk"]["choices"][0];
+    let before = ids_of(&body["stream_state"]["output_token_ids"]);
+    let ids = [&before[..], &ids_of(&choice["token_ids"])].concat();
+    let read = |ids: &[i32], is_whole: bool| {
+        let text = tokenizer::decode(ids);
+        match (is_whole, switches.parses_parts_apart) {
+            (_, true) => template::parse_if(false, &text),
+            (true, false) => template::parse(&text),
+            (false, false) => template::parse_beginning(&text),
+        }
+    };
+    let (old, new) = (read(&before, false), read(&ids, !choice["finish_reason"].is_null()));
+    let more = |old: &str, new: &str| new.strip_prefix(old).filter(|more| !more.is_empty()).map(str::to_owned);
+    let reasoning = more(old.reasoning.as_deref().unwrap_or_default(), new.reasoning.as_deref().unwrap_or_default());
+    let calls = new.calls.iter().enumerate().map(|(index, (name, arguments))| {
+        json!({"index": index, "id": format!("call_part_{index}"), "function": {"name": name, "arguments": arguments}})
+    });
+    let delta = json!({"reasoning": reasoning, "content": more(&old.content, &new.content),
+        "tool_calls": calls.collect::<Value>()});
+    json!({"chunk": {"choices": [{"index": 0, "delta": delta, "finish_reason": choice["finish_reason"]}]},
+        "stream_state": {"output_token_ids": ids}})
 }
 
 /// What SGLang's parser of reasoning makes of a text.

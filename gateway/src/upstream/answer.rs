@@ -204,6 +204,34 @@ impl EngineAnswer {
         serde_json::from_slice(body).map_err(|error| Fault::Shape { why: error.to_string() })
     }
 
+    /// Adds the next part of an answer that comes as events. False if it is no part of an answer.
+    pub(super) fn append(&mut self, part: Self) -> bool {
+        let Self { choices, prompt_token_ids, usage, metadata: _, system_fingerprint } = part;
+        if choices.is_none() && usage.is_none() {
+            return false;
+        }
+        self.prompt_token_ids = self.prompt_token_ids.take().or(prompt_token_ids);
+        self.usage = usage.or(self.usage.take());
+        self.system_fingerprint = self.system_fingerprint.take().or(system_fingerprint);
+        match (self.choices.as_mut(), choices) {
+            (Some(Choices { first: Some(before), .. }), Some(Choices { first: Some(next), .. })) => before.append(next),
+            (None, Some(choices @ Choices { first: Some(_), .. })) => self.choices = Some(choices),
+            // The counts come in an event of their own.
+            _ => {}
+        }
+        true
+    }
+
+    /// Whether the engine said why the answer ended.
+    pub(super) fn has_ended(&self) -> bool {
+        self.choice().is_some_and(|choice| choice.finish().is_some())
+    }
+
+    /// The sampled ids.
+    pub(super) fn sampled_ids(&self) -> &[i32] {
+        self.choice().and_then(Choice::sampled_ids).map_or(&[], |ids| &ids.ids)
+    }
+
     /// Whether the engine ended the call for its own reasons.
     pub(super) fn is_aborted(&self) -> bool {
         self.choice().is_some_and(|choice| choice.finish() == Some("abort"))
@@ -264,6 +292,19 @@ impl EngineAnswer {
 }
 
 impl Choice {
+    /// Adds the next part, of which vLLM's endpoint of ids says these things.
+    fn append(&mut self, next: Self) {
+        self.finish_reason = next.finish_reason.or(self.finish_reason.take());
+        self.stop_reason = next.stop_reason.or(self.stop_reason.take());
+        self.weight_versions = next.weight_versions.or(self.weight_versions.take());
+        if let Some(more) = &next.token_ids {
+            self.token_ids.get_or_insert_default().append(more);
+        }
+        if let Some(more) = next.logprobs.and_then(|logprobs| logprobs.content) {
+            self.logprobs.get_or_insert_default().content.get_or_insert_default().append(&more);
+        }
+    }
+
     pub(super) fn finish(&self) -> Option<&str> {
         let meta = self.meta_finish().and_then(|finish| finish.r#type.as_deref());
         // SGLang's chat endpoint may write "stop" for a call that its scheduler aborted.

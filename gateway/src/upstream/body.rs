@@ -57,19 +57,22 @@ pub(super) fn sglang_generate(call: &EngineCall<'_>, ids: &Ids<'_>, rid: &str) -
     body.to_string().into()
 }
 
-/// A request of vLLM's endpoint of ids.
-pub(super) fn vllm_generate(call: &EngineCall<'_>, ids: &Ids<'_>, rid: &str) -> Bytes {
+/// A request of vLLM's endpoint of ids, whose answer may come as events.
+pub(super) fn vllm_generate(call: &EngineCall<'_>, ids: &Ids<'_>, rid: &str, as_events: bool) -> Bytes {
     let mut sampling = sampling(call, ids);
     sampling["max_tokens"] = serde_json::json!(ids.max_tokens);
     sampling["logprobs"] = serde_json::json!(1);
-    let body = serde_json::json!({
+    let mut body = serde_json::json!({
         "request_id": rid,
         "model": call.model,
         "token_ids": ids.prompt,
         "sampling_params": sampling,
-        "stream": false,
+        "stream": as_events,
         "return_token_ids": true,
     });
+    if as_events {
+        body["stream_options"] = serde_json::json!({"include_usage": true});
+    }
     body.to_string().into()
 }
 
@@ -106,27 +109,55 @@ pub(super) fn derender(
 ) -> Bytes {
     let chat = ParsedFor { call, options };
     let reason = if finish == Finish::Length { "length" } else { "stop" };
-    let choice = DerenderChoice { index: 0, token_ids: tokens, finish_reason: reason };
+    let choice = DerenderChoice { index: 0, token_ids: tokens, finish_reason: Some(reason) };
     let body = Derender {
         model: call.model,
         generate_response: DerenderResponse { request_id: rid, choices: [choice] },
         prompt_tokens: prompt.len(),
-        prompt_token_ids: &prompt[prompt.len().saturating_sub(PROMPT_TAIL)..],
+        prompt_token_ids: tail(prompt),
         chat_request: Some(chat),
     };
     json::text(&body).into()
 }
 
+/// The same for a part of an answer. `state` is what the engine answered to the part before, and `is_last` whether the
+/// answer ends with this part.
+pub(super) fn derender_part(
+    call: &EngineCall<'_>,
+    options: &UpstreamOptions,
+    prompt: &[i32],
+    (tokens, is_last): (&[i32], bool),
+    state: Option<&RawValue>,
+    rid: &str,
+) -> Bytes {
+    let choice = DerenderChoice { index: 0, token_ids: tokens, finish_reason: is_last.then_some("stop") };
+    let body = DerenderStream {
+        model: call.model,
+        stream: true,
+        generate_chunk: DerenderResponse { request_id: rid, choices: [choice] },
+        stream_state: state,
+        prompt_tokens: prompt.len(),
+        prompt_token_ids: tail(prompt),
+        chat_request: ParsedFor { call, options },
+    };
+    json::text(&body).into()
+}
+
+/// The end of a prompt.
+pub(super) fn tail(prompt: &[i32]) -> &[i32] {
+    &prompt[prompt.len().saturating_sub(PROMPT_TAIL)..]
+}
+
 /// The same without the request, which is refused where a parser would need it. The answer is the prompt itself.
 pub(super) fn derender_plain(model: &str, prompt: &[i32], rid: &str) -> Bytes {
-    let choice = DerenderChoice { index: 0, token_ids: prompt, finish_reason: "stop" };
+    let choice = DerenderChoice { index: 0, token_ids: prompt, finish_reason: Some("stop") };
     let generate_response = DerenderResponse { request_id: rid, choices: [choice] };
     let body = Derender { model, generate_response, prompt_tokens: 0, prompt_token_ids: &[], chat_request: None };
     json::text(&body).into()
 }
 
 /// How many ids of the prompt are read with an answer, to know whether a space is missing before its first word.
-pub(super) const PROMPT_TAIL: usize = 16;
+const PROMPT_TAIL: usize = 16;
 
 #[derive(Serialize)]
 struct Derender<'a> {
@@ -139,6 +170,18 @@ struct Derender<'a> {
 }
 
 #[derive(Serialize)]
+struct DerenderStream<'a> {
+    model: &'a str,
+    stream: bool,
+    generate_chunk: DerenderResponse<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stream_state: Option<&'a RawValue>,
+    prompt_tokens: usize,
+    prompt_token_ids: &'a [i32],
+    chat_request: ParsedFor<'a>,
+}
+
+#[derive(Serialize)]
 struct DerenderResponse<'a> {
     request_id: &'a str,
     choices: [DerenderChoice<'a>; 1],
@@ -148,7 +191,7 @@ struct DerenderResponse<'a> {
 struct DerenderChoice<'a> {
     index: u32,
     token_ids: &'a [i32],
-    finish_reason: &'static str,
+    finish_reason: Option<&'static str>,
 }
 
 /// The request whose answer vLLM parses.

@@ -35,6 +35,12 @@ impl AnswerBudget {
         self.permits_max * PERMIT_BYTES
     }
 
+    /// Takes the bytes if they are there.
+    pub(super) fn take(&self, bytes: usize) -> Option<Share> {
+        let mut share = Share { budget: self.clone(), permit: None };
+        share.grow(bytes).then_some(share)
+    }
+
     /// Waits until the bytes are there, and takes them. An answer that is larger than the budget gets all of it. No answer
     /// waits here while it has bytes of the budget, so there is no deadlock.
     pub(super) async fn wait_for(&self, bytes: usize) -> Share {

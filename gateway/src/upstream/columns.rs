@@ -12,7 +12,7 @@ use serde::{
 };
 
 /// The most tool calls of an answer.
-const TOOL_CALLS_MAX: usize = 1 << 12;
+pub(super) const TOOL_CALLS_MAX: usize = 1 << 12;
 
 /// The most of the best tokens in one place that are read.
 const BEST_MAX: usize = 32;
@@ -35,6 +35,12 @@ impl Ids {
         self.ids.push(fits.unwrap_or(-1));
     }
 
+    /// Adds the ids of the next part of an answer.
+    pub(super) fn append(&mut self, more: &Self) {
+        self.ids.extend_from_slice(&more.ids);
+        self.outside = self.outside.or(more.outside);
+    }
+
     /// The first id that is negative, or not below `size`.
     pub(super) fn outside(&self, size: u32) -> Option<i64> {
         let is_outside = |&&id: &&i32| u32::try_from(id).map_or(true, |id| id >= size);
@@ -53,6 +59,17 @@ pub(super) struct TokenLogprobs {
     pub(super) ids: Vec<Option<i32>>,
     /// The best tokens in the first place: their texts and values, in no order.
     pub(super) best: Vec<(String, f64)>,
+}
+
+impl TokenLogprobs {
+    /// Adds those of the next part of an answer.
+    pub(super) fn append(&mut self, more: &Self) {
+        self.count += more.count;
+        if !self.values.last().is_some_and(|value| value.is_nan()) {
+            self.values.extend_from_slice(&more.values);
+            self.ids.extend_from_slice(&more.ids);
+        }
+    }
 }
 
 /// `meta_info.output_token_logprobs` of SGLang: log-probability, id and text of each sampled token.

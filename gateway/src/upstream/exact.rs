@@ -20,7 +20,8 @@ use super::{
     answer::{EngineAnswer, Generated},
     body::{self, Ids},
     check::{self, Part},
-    transport::Post,
+    streaming::{Pieces, Progress, Streaming},
+    transport::{Events, Post, Room},
 };
 use crate::{
     completion::{AssistantMessage, Completion, Finish, StopMatch, ToolCall, Usage, VersionSpan},
@@ -29,9 +30,12 @@ use crate::{
 
 const VLLM_GENERATE: &str = "/inference/v1/generate";
 const SGLANG_GENERATE: &str = "/generate";
-const DERENDER: &str = "/v1/chat/completions/derender";
+pub(super) const DERENDER: &str = "/v1/chat/completions/derender";
 const SEPARATE_REASONING: &str = "/separate_reasoning";
 const PARSE_FUNCTION_CALL: &str = "/parse_function_call";
+
+/// How many bytes are kept of a token while events arrive: its id twice and its log-probability.
+const TOKEN_BYTES: usize = 32;
 
 /// Which endpoint takes the ids of a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -92,52 +96,30 @@ pub(super) async fn complete_by(
     prompt: &ExactPrompt<'_>,
     workers: &[usize],
 ) -> Result<Answered, UpstreamError> {
-    let (mut aborts, mut reconnects) = (0, 0);
-    let bound = bound(upstream, call, prompt)?;
-    let mut sampled = Sampled::default();
-    let last = loop {
-        let version = call.version.read().await;
-        let rid = format!("{}-{aborts}", call.rid);
-        let exchange = Exchange { upstream, way, call, prompt, workers, rid: &rid };
-        let ids = [prompt.ids, &sampled.tokens].concat();
-        match exchange.generate(&ids, bound.map(|bound| bound - sampled.tokens.len() as u32), &mut reconnects).await {
-            // SGLang answers a call that was aborted while it was queued with an error.
-            Err(error) if error.is_abort() => {}
-            Err(error) => return Err(error),
-            Ok(answer) if answer.is_aborted() => {
-                // What lacks ids or log-probabilities is sampled again.
-                let part = check::prompt(&answer, &ids, way.may_render())
-                    .and_then(|()| check::part(&answer, version, &upstream.options));
-                if let Ok(part) = part.map_err(|fault| tracing::debug!(%fault, "a partial answer is discarded"))
-                    && exchange.continues()
-                {
-                    sampled.append(part, answer.cached_tokens());
-                }
-                if bound.is_some_and(|bound| sampled.tokens.len() >= bound as usize) {
-                    break None;
-                }
-            }
-            Ok(answer) => {
-                let untrusted = |fault| UpstreamError::untrusted(fault, upstream.options.kind);
-                check::prompt(&answer, &ids, way.may_render()).map_err(untrusted)?;
-                let part = check::part(&answer, version, &upstream.options).map_err(untrusted)?;
-                sampled.append(part, answer.cached_tokens());
-                break Some(answer);
-            }
-        }
-        aborts += 1;
-        tracing::debug!(upstream.name = upstream.options.name, aborts, "the engine aborted a call");
-        if aborts > upstream.options.aborts_max {
-            return Err(UpstreamError::Aborted { times: aborts });
-        }
-        tokio::time::sleep(upstream.options.repeat_delay).await;
-    };
+    let mut progress = call.streaming.map(Streaming::take).unwrap_or_default();
     let rid = format!("{}-parse", call.rid);
     let exchange = Exchange { upstream, way, call, prompt, workers, rid: &rid };
-    let (parses, began) = (exchange.parses(&sampled), Instant::now());
-    let completion = exchange.completion(sampled, last.as_ref(), &mut reconnects).await?;
+    let mut tries = Tries::default();
+    let last = match exchange.sample(&mut progress, &mut tries).await {
+        Ok(last) => last,
+        Err(error) => {
+            if let Some(streaming) = call.streaming {
+                streaming.put(progress);
+            }
+            return Err(error);
+        }
+    };
+    let (parses, began) = (exchange.parses(&progress.sampled), Instant::now());
+    let completion = exchange.completion(progress, last.as_ref(), &mut tries.reconnects).await?;
     let parsing = if parses { began.elapsed() } else { Duration::ZERO };
-    Ok(Answered { completion, aborts, reconnects, parsing })
+    Ok(Answered { completion, aborts: tries.aborts, reconnects: tries.reconnects, parsing })
+}
+
+/// What a call took besides one request.
+#[derive(Default)]
+struct Tries {
+    aborts: u32,
+    reconnects: u32,
 }
 
 /// Whether no worker of vLLM has a parser, so that its answers are the text of what was sampled. One that has a parser must
@@ -147,7 +129,7 @@ pub(super) async fn speaks_plainly(upstream: &Upstream, call: &EngineCall<'_>, p
         let write = |rid: &str| body::derender_plain(call.model, prompt.ids, rid);
         let bytes = 7 * prompt.ids.len();
         let (workers, rid) = (&[worker][..], call.rid);
-        let post = Post { path: DERENDER, workers, session: call.session, rid, bytes, body: &write };
+        let post = Post { path: DERENDER, workers, session: call.session, rid, bytes, body: &write, room: Room::Waits };
         if upstream.transport.post(&post, &mut 0).await.is_err() {
             return false;
         }
@@ -172,7 +154,7 @@ fn bound(upstream: &Upstream, call: &EngineCall<'_>, prompt: &ExactPrompt<'_>) -
 
 /// What was sampled so far.
 #[derive(Default)]
-struct Sampled {
+pub(super) struct Sampled {
     tokens: Vec<i32>,
     logprobs: Vec<f32>,
     spans: Vec<VersionSpan>,
@@ -203,16 +185,117 @@ impl Sampled {
 }
 
 /// One request of a call.
-struct Exchange<'a> {
-    upstream: &'a Upstream,
+#[derive(Clone, Copy)]
+pub(super) struct Exchange<'a> {
+    pub(super) upstream: &'a Upstream,
     way: Way,
-    call: &'a EngineCall<'a>,
-    prompt: &'a ExactPrompt<'a>,
+    pub(super) call: &'a EngineCall<'a>,
+    pub(super) prompt: &'a ExactPrompt<'a>,
     workers: &'a [usize],
-    rid: &'a str,
+    pub(super) rid: &'a str,
 }
 
 impl Exchange<'_> {
+    /// Samples until the answer ends, and returns the engine's last part of it. There is none if the answer reached the bound
+    /// of tokens in another way.
+    async fn sample(&self, progress: &mut Progress, tries: &mut Tries) -> Result<Option<EngineAnswer>, UpstreamError> {
+        let options = &self.upstream.options;
+        let untrusted = |fault| UpstreamError::untrusted(fault, options.kind);
+        let bound = bound(self.upstream, self.call, self.prompt)?;
+        loop {
+            let Progress { sampled, pieces } = progress;
+            let left = bound.map(|bound| bound.saturating_sub(sampled.tokens.len() as u32));
+            if left == Some(0) {
+                return Ok(None);
+            }
+            let version = self.call.version.read().await;
+            let rid = format!("{}-{}", self.call.rid, tries.aborts);
+            let exchange = Exchange { rid: &rid, ..*self };
+            let ids = [self.prompt.ids, &sampled.tokens].concat();
+            let generated = match self.call.streaming.filter(|_| self.streams()) {
+                Some(streaming) => exchange.stream(&ids, left, &sampled.tokens, pieces, streaming, tries).await,
+                None => exchange.generate(&ids, left, &mut tries.reconnects).await.map(|answer| (answer, None)),
+            };
+            let (answer, broken) = match generated {
+                Ok(generated) => generated,
+                // SGLang answers a call that was aborted while it was queued with an error.
+                Err(error) if error.is_abort() => (EngineAnswer::default(), Some(error)),
+                Err(error) => return Err(error),
+            };
+            let part = check::prompt(&answer, &ids, self.way.may_render())
+                .and_then(|()| check::part(&answer, version, options));
+            if broken.is_none() && !answer.is_aborted() {
+                sampled.append(part.map_err(untrusted)?, answer.cached_tokens());
+                return Ok(Some(answer));
+            }
+            match part {
+                Ok(part) if self.continues() => sampled.append(part, answer.cached_tokens()),
+                // What lacks ids or log-probabilities is sampled again, unless the agent has a piece of it.
+                Err(fault) if pieces.parsed() > sampled.tokens.len() => return Err(untrusted(fault)),
+                Ok(_) => {}
+                Err(fault) => tracing::debug!(%fault, "a partial answer is discarded"),
+            }
+            if let Some(error) = broken.filter(|error| !error.is_abort()) {
+                return Err(error);
+            }
+            tries.aborts += 1;
+            tracing::debug!(upstream.name = options.name, tries.aborts, "the engine aborted a call");
+            if tries.aborts > options.aborts_max {
+                return Err(UpstreamError::Aborted { times: tries.aborts });
+            }
+            tokio::time::sleep(options.repeat_delay).await;
+        }
+    }
+
+    /// Whether the answer can be sent while it is sampled.
+    fn streams(&self) -> bool {
+        self.way == Way::Vllm && self.call.request.stop.is_empty()
+    }
+
+    /// Samples an answer that comes as events, and sends pieces of it. With what arrived comes the error that ended it
+    /// before its end. `begun` are the ids that were sampled before.
+    async fn stream(
+        &self,
+        ids: &[i32],
+        max_tokens: Option<u32>,
+        begun: &[i32],
+        pieces: &mut Pieces,
+        streaming: &Streaming,
+        tries: &mut Tries,
+    ) -> Result<(EngineAnswer, Option<UpstreamError>), UpstreamError> {
+        let ids = Ids { prompt: ids, stops: self.prompt.stop_ids, max_tokens };
+        let write = |rid: &str| body::vllm_generate(self.call, &ids, rid, true);
+        let post = self.request(VLLM_GENERATE, &write, Room::Waits);
+        let mut events = self.upstream.transport.post_events(&post, &mut tries.reconnects).await?;
+        let mut answer = EngineAnswer::default();
+        let mut sampled = begun.to_vec();
+        loop {
+            let data = match events.next(TOKEN_BYTES * sampled.len()).await {
+                Ok(Some(data)) => data,
+                Ok(None) if answer.has_ended() => return Ok((answer, None)),
+                Ok(None) => {
+                    let why = "the engine's events ended before the answer did".to_owned();
+                    return Ok((answer, Some(UpstreamError::Unreachable { why })));
+                }
+                Err(error) => return Ok((answer, Some(error))),
+            };
+            let data = data.trim_ascii();
+            if data == b"[DONE]" {
+                continue;
+            }
+            let part = work::run(data.len(), || EngineAnswer::read(data)).await;
+            let part = part.map_err(|fault| UpstreamError::untrusted(fault, self.upstream.options.kind))?;
+            sampled.extend_from_slice(part.sampled_ids());
+            if !answer.append(part) {
+                return Ok((answer, Some(Events::failure(data))));
+            }
+            // The last id may only end the answer.
+            if !answer.has_ended() {
+                pieces.advance(self, &sampled, streaming).await;
+            }
+        }
+    }
+
     /// Whether an answer can be parsed that was sampled in parts.
     fn continues(&self) -> bool {
         self.way != Way::Chat || self.upstream.options.parsers.is_some()
@@ -236,7 +319,7 @@ impl Exchange<'_> {
                 Ok(generated.into())
             }
             Way::Vllm => {
-                let write = |rid: &str| body::vllm_generate(self.call, &ids, rid);
+                let write = |rid: &str| body::vllm_generate(self.call, &ids, rid, false);
                 self.post(VLLM_GENERATE, &write, reconnects).await
             }
         }
@@ -247,22 +330,32 @@ impl Exchange<'_> {
         match self.way {
             Way::Chat => sampled.parts > 1,
             Way::Generate => true,
-            Way::Vllm => !self.upstream.speaks_plainly.load(Ordering::Relaxed),
+            Way::Vllm => self.parses_ids(),
         }
     }
 
-    /// The text of sampled ids. Some tokenizers write a space before a word only if something is before it, so the end of
-    /// the prompt is decoded with them.
+    /// Whether vLLM has a parser for ids.
+    pub(super) fn parses_ids(&self) -> bool {
+        !self.upstream.speaks_plainly.load(Ordering::Relaxed)
+    }
+
+    /// The text of sampled ids.
     fn text(&self, sampled: &[i32]) -> String {
-        let tail = &self.prompt.ids[self.prompt.ids.len().saturating_sub(body::PROMPT_TAIL)..];
-        let (before, whole) = ((self.prompt.text)(tail), (self.prompt.text)(&[tail, sampled].concat()));
-        whole.strip_prefix(&before).map_or_else(|| (self.prompt.text)(sampled), str::to_owned)
+        self.text_behind(self.prompt.ids, sampled)
+    }
+
+    /// The text of ids behind others. Some tokenizers write a space before a word only if something is before it, so the end
+    /// of the others is decoded with them.
+    pub(super) fn text_behind(&self, before: &[i32], ids: &[i32]) -> String {
+        let tail = body::tail(before);
+        let (before, whole) = ((self.prompt.text)(tail), (self.prompt.text)(&[tail, ids].concat()));
+        whole.strip_prefix(&before).map_or_else(|| (self.prompt.text)(ids), str::to_owned)
     }
 
     /// The whole answer. `last` is the engine's last part, unless that was aborted at the bound of tokens.
     async fn completion(
         &self,
-        sampled: Sampled,
+        Progress { sampled, pieces }: Progress,
         last: Option<&EngineAnswer>,
         reconnects: &mut u32,
     ) -> Result<Completion, UpstreamError> {
@@ -279,7 +372,7 @@ impl Exchange<'_> {
                 if stop_matched == Some(StopMatch::EndOfSequence) {
                     stop_matched = ended_at.map(StopMatch::Token).or(stop_matched);
                 }
-                if self.parses(&sampled) {
+                let message = if self.parses_ids() {
                     self.derender(spoken, finish, reconnects).await?
                 } else {
                     let text = self.text(spoken);
@@ -289,7 +382,8 @@ impl Exchange<'_> {
                         content: Some(text.to_owned()).filter(|text| !text.is_empty()),
                         ..AssistantMessage::default()
                     }
-                }
+                };
+                if pieces.is_sent() { pieces.settled(self, message, spoken).await? } else { message }
             }
             (Way::Chat, Some(choice)) if !self.parses(&sampled) => {
                 choice.message.as_ref().map(|message| message.read(self.rid)).unwrap_or_default()
@@ -421,10 +515,26 @@ impl Exchange<'_> {
         body: &(dyn Fn(&str) -> Bytes + Sync),
         reconnects: &mut u32,
     ) -> Result<T, UpstreamError> {
+        self.read(&self.request(path, body, Room::Waits), reconnects).await
+    }
+
+    pub(super) fn request<'b>(
+        &'b self,
+        path: &'static str,
+        body: &'b (dyn Fn(&str) -> Bytes + Sync),
+        room: Room,
+    ) -> Post<'b> {
         // An id has up to seven bytes in a body.
         let bytes = self.call.request.bytes + 7 * self.prompt.ids.len();
-        let post = Post { path, workers: self.workers, session: self.call.session, rid: self.rid, bytes, body };
-        let answer = self.upstream.transport.post(&post, reconnects).await?;
+        Post { path, workers: self.workers, session: self.call.session, rid: self.rid, bytes, body, room }
+    }
+
+    pub(super) async fn read<T: for<'de> Deserialize<'de>>(
+        &self,
+        post: &Post<'_>,
+        reconnects: &mut u32,
+    ) -> Result<T, UpstreamError> {
+        let answer = self.upstream.transport.post(post, reconnects).await?;
         let read = work::run(answer.len(), || serde_json::from_slice(&answer)).await;
         let shape = |error: serde_json::Error| check::Fault::Shape { why: error.to_string() };
         read.map_err(|error| UpstreamError::untrusted(shape(error), self.upstream.options.kind))

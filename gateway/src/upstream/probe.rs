@@ -417,6 +417,7 @@ pub(super) fn call<'a>(request: &'a Request, model: &'a str, temperature: f64) -
         sampling: Sampling { temperature, ..Sampling::default() },
         max_tokens: Some(1),
         exact: None,
+        streaming: None,
         session: "forebay-probe",
         rid: "forebay-probe",
         version: &|| 0,

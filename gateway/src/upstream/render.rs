@@ -9,7 +9,7 @@ use super::{
     EngineKind, Upstream, UpstreamError, Wanted, body,
     columns::Ids,
     probe::{self, probe_id},
-    transport::Post,
+    transport::{Post, Room},
 };
 use crate::request::Request;
 
@@ -31,7 +31,8 @@ impl Upstream {
             let call = probe::call(request, model, 1.0);
             let body = |rid: &str| body::write(&call, &self.options, rid, Wanted::Nothing);
             let (workers, bytes) = (&[worker][..], request.bytes);
-            let post = Post { path: RENDER, workers, session: call.session, rid: &rid, bytes, body: &body };
+            let post =
+                Post { path: RENDER, workers, session: call.session, rid: &rid, bytes, body: &body, room: Room::Waits };
             let answer = match self.transport.post(&post, &mut 0).await {
                 Err(UpstreamError::Refused { .. }) => continue,
                 answer => answer?,

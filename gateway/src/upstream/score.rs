@@ -15,7 +15,7 @@ use super::{
     columns::{Choices, Ids, MetaLogprobs},
     probe::{LogprobScale, scale_of_gaps},
     route,
-    transport::Post,
+    transport::{Post, Room},
 };
 use crate::{json::Item, work};
 
@@ -124,6 +124,7 @@ impl Upstream {
             rid: scoring.rid,
             bytes: 7 * scoring.ids.len(),
             body: &body,
+            room: Room::Waits,
         };
         let bytes = self.transport.post(&post, &mut 0).await?;
         let scores = work::run(bytes.len(), || read(&bytes)).await;

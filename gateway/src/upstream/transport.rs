@@ -6,7 +6,7 @@
 
 use std::{ops::Deref, time::Duration};
 
-use bytes::Bytes;
+use bytes::{Buf as _, Bytes, BytesMut};
 use reqwest::{
     Client, Response, StatusCode, Url,
     header::{AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER},
@@ -85,6 +85,16 @@ pub(super) struct Post<'a> {
     /// Writes the body with a rid. A request that is sent again gets another rid, because the engine may not have
     /// noticed yet that the first connection broke.
     pub(super) body: &'a (dyn Fn(&str) -> Bytes + Sync),
+    pub(super) room: Room,
+}
+
+/// What is done where the budget has no room for an answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Room {
+    /// It waits.
+    Waits,
+    /// The request fails. Whoever holds a part of the budget must not wait for another.
+    MayLack,
 }
 
 impl Transport {
@@ -129,12 +139,31 @@ impl Transport {
 
     /// Sends a request to the first worker that can be reached, and returns the body of a successful answer.
     pub(super) async fn post(&self, post: &Post<'_>, reconnects: &mut u32) -> Result<ReadBody, UpstreamError> {
+        let (response, mut cancel) = self.open(post, reconnects).await?;
+        let body = self.read(response, post.room).await;
+        cancel.armed = body.as_ref().is_err_and(leaves_work);
+        body
+    }
+
+    /// The same for a request whose answer is events.
+    pub(super) async fn post_events(&self, post: &Post<'_>, reconnects: &mut u32) -> Result<Events<'_>, UpstreamError> {
+        let (response, mut cancel) = self.open(post, reconnects).await?;
+        if !response.status().is_success() {
+            cancel.armed = false;
+            return Err(self.refusal(response.status(), response).await);
+        }
+        let share = self.answers.wait_for(FIRST_BYTES).await;
+        Ok(Events { transport: self, response, unread: BytesMut::new(), searched: 0, share, _cancel: cancel })
+    }
+
+    /// Sends a request to the first worker that can be reached, and reads the head of its answer.
+    async fn open(&self, post: &Post<'_>, reconnects: &mut u32) -> Result<(Response, CancelOnDrop<'_>), UpstreamError> {
         // SGLang aborts all calls whose id begins with the given one, so the id of a repeat begins differently.
         let again = format!("again-{}", post.rid);
         let (mut client, mut rid, mut place) = (&self.pooled, post.rid, 0);
         for attempt in 0.. {
-            let error = match self.exchange(client, post.workers[place], post, rid).await? {
-                Ok(body) => return Ok(body),
+            let error = match self.send(client, post.workers[place], post, rid).await? {
+                Ok(opened) => return Ok(opened),
                 Err(error) => error,
             };
             // A worker that accepts no connection is gone, so the next one gets the call.
@@ -151,16 +180,16 @@ impl Transport {
     }
 
     /// Sends a request once. The inner error means that the connection broke before the first byte of the answer.
-    async fn exchange(
+    async fn send(
         &self,
         client: &Client,
         place: usize,
         post: &Post<'_>,
         rid: &str,
-    ) -> Result<Result<ReadBody, reqwest::Error>, UpstreamError> {
+    ) -> Result<Result<(Response, CancelOnDrop<'_>), reqwest::Error>, UpstreamError> {
         let base = &self.bases[place];
         let sent = work::run(post.bytes, || (post.body)(rid)).await;
-        let mut cancel = CancelOnDrop { client: &self.fresh, kind: self.kind, base, rid, armed: true };
+        let mut cancel = CancelOnDrop { client: &self.fresh, kind: self.kind, base, rid: rid.to_owned(), armed: true };
         let sent = client
             .post(format!("{base}{}", post.path))
             // SGLang's router and vLLM's router choose the worker by these.
@@ -168,21 +197,14 @@ impl Transport {
             .header("x-session-id", post.session)
             .body(sent)
             .send();
-        let response = match sent.await {
-            Ok(response) => response,
-            Err(error) if error.is_timeout() && !error.is_connect() => return Err(self.broken(error)),
+        match sent.await {
+            Ok(response) => Ok(Ok((response, cancel))),
+            Err(error) if error.is_timeout() && !error.is_connect() => Err(self.broken(error)),
             Err(error) => {
                 cancel.armed = !error.is_connect();
-                return Ok(Err(error));
+                Ok(Err(error))
             }
-        };
-        let body = self.read(response).await;
-        // An engine that has answered or refused has nothing to cancel.
-        cancel.armed = matches!(
-            body,
-            Err(UpstreamError::Unreachable { .. } | UpstreamError::Silent { .. } | UpstreamError::TooLarge { .. })
-        );
-        body.map(Ok)
+        }
     }
 
     /// Reads what a worker tells about itself. `None` if it tells nothing, or more than so many bytes.
@@ -199,7 +221,7 @@ impl Transport {
         Some(body)
     }
 
-    async fn read(&self, mut response: Response) -> Result<ReadBody, UpstreamError> {
+    async fn read(&self, mut response: Response, room: Room) -> Result<ReadBody, UpstreamError> {
         let status = response.status();
         if !status.is_success() {
             return Err(self.refusal(status, response).await);
@@ -211,8 +233,11 @@ impl Transport {
         }
         // Engines announce the length of their answers. Another answer waits for room for its beginning, and gets more as
         // it arrives.
-        let mut share = self.answers.wait_for((announced as usize).max(FIRST_BYTES)).await;
-        let busy = |why: &str| UpstreamError::Busy { message: why.to_owned(), retry_after_s: RETRY_AFTER_S };
+        let first = (announced as usize).max(FIRST_BYTES);
+        let mut share = match room {
+            Room::Waits => self.answers.wait_for(first).await,
+            Room::MayLack => self.answers.take(first).ok_or_else(full)?,
+        };
         // A system that gives out no more memory than it has refuses some here, which must not end the process.
         let no_memory = |_| busy("the system has no memory for the engine's answer");
         let mut bytes = Vec::new();
@@ -222,7 +247,7 @@ impl Transport {
                 return Err(too_large());
             }
             if !share.grow(bytes.len() + piece.len()) {
-                return Err(busy("too many bytes of engines' answers are in memory"));
+                return Err(full());
             }
             bytes.try_reserve(piece.len()).map_err(no_memory)?;
             bytes.extend_from_slice(&piece);
@@ -277,6 +302,63 @@ impl Transport {
     }
 }
 
+fn busy(why: &str) -> UpstreamError {
+    UpstreamError::Busy { message: why.to_owned(), retry_after_s: RETRY_AFTER_S }
+}
+
+fn full() -> UpstreamError {
+    busy("too many bytes of engines' answers are in memory")
+}
+
+/// Whether the engine may go on with a call that failed like this. One that has answered or refused has nothing to cancel.
+fn leaves_work(error: &UpstreamError) -> bool {
+    matches!(error, UpstreamError::Unreachable { .. } | UpstreamError::Silent { .. } | UpstreamError::TooLarge { .. })
+}
+
+/// The events of an answer as they arrive.
+pub(super) struct Events<'a> {
+    transport: &'a Transport,
+    response: Response,
+    /// What has arrived of the next lines, and how much of it has no end of a line.
+    unread: BytesMut,
+    searched: usize,
+    share: Share,
+    _cancel: CancelOnDrop<'a>,
+}
+
+impl Events<'_> {
+    /// The data of the next event, or `None` behind the last. `kept` is how many bytes the caller keeps of those before.
+    pub(super) async fn next(&mut self, kept: usize) -> Result<Option<BytesMut>, UpstreamError> {
+        loop {
+            while let Some(end) = self.unread[self.searched..].iter().position(|byte| *byte == b'\n') {
+                let mut line = self.unread.split_to(self.searched + end + 1);
+                self.searched = 0;
+                if line.starts_with(b"data:") {
+                    line.advance(b"data:".len());
+                    return Ok(Some(line));
+                }
+            }
+            self.searched = self.unread.len();
+            let broken = |error| self.transport.broken(error);
+            let Some(piece) = self.response.chunk().await.map_err(broken)? else { return Ok(None) };
+            let bytes = kept + self.unread.len() + piece.len();
+            if bytes > self.transport.answer_bytes_max {
+                return Err(UpstreamError::TooLarge { bytes_max: self.transport.answer_bytes_max });
+            }
+            if !self.share.grow(bytes) {
+                return Err(full());
+            }
+            self.unread.extend_from_slice(&piece);
+        }
+    }
+
+    /// An error that came as an event.
+    pub(super) fn failure(data: &[u8]) -> UpstreamError {
+        let (message, _) = words(data);
+        UpstreamError::Failed { status: 500, message }
+    }
+}
+
 /// A worker's address as the beginning of a path.
 fn base(url: &Url) -> String {
     let text = url.as_str().trim_end_matches('/');
@@ -303,7 +385,7 @@ struct CancelOnDrop<'a> {
     client: &'a Client,
     kind: EngineKind,
     base: &'a str,
-    rid: &'a str,
+    rid: String,
     armed: bool,
 }
 

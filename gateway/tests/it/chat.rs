@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::{
     sse::read_events,
     support::{
-        answer, completion, envelope, events, field_of, full_message, late_events, parsed, parsed_text, refused,
+        LATE, answer, completion, envelope, events, field_of, full_message, late_events, parsed, parsed_text, refused,
     },
 };
 
@@ -285,26 +285,29 @@ fn an_answer_that_is_sent_back_is_read_as_the_same_turn() {
 
 #[test]
 fn the_events_make_the_same_turn_as_the_answer() {
-    let seen = read_events(&late_events(CHAT, &completion(full_message()), 2));
-    let (mut content, mut reasoning, mut calls, mut finishes) = (String::new(), String::new(), Vec::new(), Vec::new());
-    for event in &seen[..seen.len() - 1] {
-        let chunk = event.json();
-        let choice = &chunk["choices"][0];
-        content += choice["delta"]["content"].as_str().unwrap_or_default();
-        reasoning += choice["delta"]["reasoning_content"].as_str().unwrap_or_default();
-        if let Some(found) = choice["delta"]["tool_calls"].as_array() {
-            assert_eq!(found.len(), 2, "all calls are in one chunk");
-            calls.clone_from(found);
+    for (signs, pieces) in LATE {
+        let seen = read_events(&late_events(CHAT, &completion(full_message()), signs, pieces));
+        let (mut content, mut reasoning, mut calls, mut finishes) =
+            (String::new(), String::new(), Vec::new(), Vec::new());
+        for event in &seen[..seen.len() - 1] {
+            let chunk = event.json();
+            let choice = &chunk["choices"][0];
+            content += choice["delta"]["content"].as_str().unwrap_or_default();
+            reasoning += choice["delta"]["reasoning_content"].as_str().unwrap_or_default();
+            if let Some(found) = choice["delta"]["tool_calls"].as_array() {
+                assert_eq!(found.len(), 2, "all calls are in one chunk");
+                calls.clone_from(found);
+            }
+            finishes.extend(choice["finish_reason"].as_str().map(str::to_owned));
         }
-        finishes.extend(choice["finish_reason"].as_str().map(str::to_owned));
+        assert_eq!(Some(content), full_message().content);
+        assert_eq!(Some(reasoning), full_message().reasoning);
+        assert_eq!(calls[1]["index"], 1);
+        assert_eq!(calls[0]["function"]["arguments"], full_message().tool_calls[0].arguments);
+        assert_eq!(finishes, ["tool_calls"]);
+        assert_eq!(seen.last().map(|event| event.data.as_str()), Some("[DONE]"));
+        assert_eq!(seen.iter().filter(|event| event.data == "[DONE]").count(), 1);
     }
-    assert_eq!(Some(content), full_message().content);
-    assert_eq!(Some(reasoning), full_message().reasoning);
-    assert_eq!(calls[1]["index"], 1);
-    assert_eq!(calls[0]["function"]["arguments"], full_message().tool_calls[0].arguments);
-    assert_eq!(finishes, ["tool_calls"]);
-    assert_eq!(seen.last().map(|event| event.data.as_str()), Some("[DONE]"));
-    assert_eq!(seen.iter().filter(|event| event.data == "[DONE]").count(), 1);
 }
 
 #[test]

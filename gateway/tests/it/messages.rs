@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::{
     sse::{Seen, read_events},
-    support::{answer, completion, field_of, full_message, late_events, parsed, parsed_text, refused, tool_call},
+    support::{LATE, answer, completion, field_of, full_message, late_events, parsed, parsed_text, refused, tool_call},
 };
 
 const MESSAGES: Dialect = Dialect::Messages;
@@ -305,18 +305,25 @@ fn assemble(seen: &[Seen]) -> Value {
 #[test]
 fn the_events_make_the_same_message_as_the_answer() {
     let text = AssistantMessage { content: Some("a".to_owned()), ..AssistantMessage::default() };
-    for (message, signs) in
-        [full_message(), text, AssistantMessage::default()].iter().flat_map(|message| [0, 1, 3].map(|n| (message, n)))
+    for (message, (signs, pieces)) in
+        [full_message(), text, AssistantMessage::default()].iter().flat_map(|message| LATE.map(|late| (message, late)))
     {
         let completion = completion(message.clone());
-        let seen = read_events(&late_events(MESSAGES, &completion, signs));
+        let seen = read_events(&late_events(MESSAGES, &completion, signs, pieces));
         let mut made = assemble(&seen);
         // The text is in the block that was opened before anything was known, unless there are thoughts before it.
         if signs > 0 && message.content.as_deref() != Some("a") {
             let empty = made["content"].as_array_mut().expect("a list").remove(0);
             assert_eq!(empty, json!({"type": "text", "text": ""}));
         }
-        assert_eq!(made, answer(MESSAGES, &completion));
+        let mut answer = answer(MESSAGES, &completion);
+        if signs + pieces > 0 {
+            // The counts were not known at the beginning.
+            for usage in [&mut made["usage"], &mut answer["usage"]] {
+                usage["input_tokens"] = json!(0);
+            }
+        }
+        assert_eq!(made, answer);
         assert_eq!(seen.last().and_then(|event| event.event.as_deref()), Some("message_stop"));
         assert_eq!(seen.iter().filter(|event| event.event.as_deref() == Some("message_stop")).count(), 1);
     }

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use crate::{
     sse::read_events,
     support::{
-        answer, completion, envelope, events, field_of, full_message, late_events, parsed, parsed_text, refused,
+        LATE, answer, completion, envelope, events, field_of, full_message, late_events, parsed, parsed_text, refused,
         tool_call,
     },
 };
@@ -233,11 +233,12 @@ fn an_answer_that_was_cut_is_incomplete() {
 
 #[test]
 fn the_events_make_the_same_answer() {
-    for (message, signs) in [full_message(), AssistantMessage::default()].iter().flat_map(|m| [0, 1, 3].map(|n| (m, n)))
+    for (message, (signs, pieces)) in
+        [full_message(), AssistantMessage::default()].iter().flat_map(|message| LATE.map(|late| (message, late)))
     {
         let completion = completion(message.clone());
         let answer = answer(RESPONSES, &completion);
-        let seen = read_events(&late_events(RESPONSES, &completion, signs));
+        let seen = read_events(&late_events(RESPONSES, &completion, signs, pieces));
         let mut output = Vec::new();
         let mut deltas = String::new();
         for (number, event) in seen.iter().enumerate() {

@@ -2,10 +2,11 @@
 
 use forebay_gateway::{
     DialectError,
+    completion::Piece,
     dialect::{Events, SseEvent},
 };
 
-use crate::support::{DIALECTS, completion, envelope, full_message, late_events};
+use crate::support::{DIALECTS, LATE, completion, envelope, full_message, late_events};
 
 /// Whether a client may do something because of this event.
 fn invites_action(event: &SseEvent) -> bool {
@@ -34,6 +35,11 @@ fn a_sign_of_life_is_an_event_that_nobody_acts_on() {
                 assert!(sign.event != Some("ping"), "clients do not count it");
             }
         }
+        for piece in [Piece::Reasoning("t".to_owned()), Piece::Text("a".to_owned())] {
+            for event in events.piece(&piece, &envelope()) {
+                assert!(!invites_action(&event), "{dialect:?}: {event:?}");
+            }
+        }
         let last = events.error(&DialectError::Internal, &envelope());
         assert!(!invites_action(&last), "{dialect:?}: {last:?}");
     }
@@ -42,8 +48,8 @@ fn a_sign_of_life_is_an_event_that_nobody_acts_on() {
 #[test]
 fn the_last_event_is_there_once_and_last() {
     for dialect in DIALECTS {
-        for signs in [0, 1, 3] {
-            let events = late_events(dialect, &completion(full_message()), signs);
+        for (signs, pieces) in LATE {
+            let events = late_events(dialect, &completion(full_message()), signs, pieces);
             let is_last = |event: &SseEvent| {
                 event.data == "[DONE]" || matches!(event.event, Some("message_stop" | "response.completed"))
             };

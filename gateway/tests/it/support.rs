@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use forebay_gateway::{
     Completion, Dialect, DialectError, Request, Upstream, UpstreamError,
-    completion::{AssistantMessage, Finish, StopMatch, ToolCall, Usage, VersionSpan},
+    completion::{AssistantMessage, Finish, Piece, StopMatch, ToolCall, Usage, VersionSpan},
     dialect::{Envelope, Events, SseEvent},
     engine::{EngineKind, FakeEngine},
     upstream::{Answered, EngineCall, Sampling, UpstreamOptions},
@@ -85,18 +85,34 @@ pub(crate) fn tool_call(id: &str, name: &str, arguments: &str) -> ToolCall {
 
 /// The events of an answer.
 pub(crate) fn events(dialect: Dialect, completion: &Completion) -> Vec<SseEvent> {
-    late_events(dialect, completion, 0)
+    late_events(dialect, completion, 0, 0)
 }
 
-/// The events of an answer before which there were so many signs of life.
-pub(crate) fn late_events(dialect: Dialect, completion: &Completion, signs: usize) -> Vec<SseEvent> {
+/// The events of an answer before which there were so many signs of life, and of which so many pieces of each text were
+/// sent, with a sign of life behind each. The text begins where the thought ends.
+pub(crate) fn late_events(dialect: Dialect, completion: &Completion, signs: usize, pieces: usize) -> Vec<SseEvent> {
     let mut events = Events::new(dialect);
     let mut seen: Vec<_> = (0..signs).flat_map(|_| events.alive(&envelope())).collect();
+    let message = &completion.message;
+    for (is_thought, text) in [(true, &message.reasoning), (false, &message.content)] {
+        let Some(text) = text else { continue };
+        for letter in text.chars().take(pieces) {
+            let piece = if is_thought { Piece::Reasoning } else { Piece::Text };
+            seen.extend(events.piece(&piece(letter.to_string()), &envelope()));
+            seen.extend((signs > 0).then(|| events.alive(&envelope())).into_iter().flatten());
+        }
+        if text.chars().count() > pieces {
+            break;
+        }
+    }
     // An answer that has begun keeps its id.
-    let id = if signs > 0 { "repeated".to_owned() } else { envelope().id };
+    let id = if seen.is_empty() { envelope().id } else { "repeated".to_owned() };
     seen.extend(events.answer(completion, &Envelope { id, ..envelope() }));
     seen
 }
+
+/// Signs of life and pieces before the answer.
+pub(crate) const LATE: [(usize, usize); 6] = [(0, 0), (1, 0), (3, 0), (0, 1), (1, 2), (0, usize::MAX)];
 
 /// The answer as JSON.
 pub(crate) fn answer(dialect: Dialect, completion: &Completion) -> Value {
@@ -138,6 +154,7 @@ pub(crate) fn call(request: &Request) -> EngineCall<'_> {
         sampling,
         max_tokens: request.max_tokens_within(Some(1000)),
         exact: None,
+        streaming: None,
         session: "session",
         rid: "rid",
         version,

@@ -18,6 +18,8 @@ mod group;
 mod parts;
 mod references;
 mod requests;
+#[cfg(feature = "exact")]
+mod streaming;
 mod systems;
 mod teachers;
 #[cfg(feature = "exact")]

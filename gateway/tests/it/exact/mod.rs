@@ -9,6 +9,7 @@ mod habits;
 mod rendered;
 mod renderer;
 mod special;
+mod streaming;
 
 use std::sync::Arc;
 
@@ -19,7 +20,7 @@ use forebay_gateway::{
     engine::{EngineKind, FakeEngine, IdFault, model::logprob, tokenizer},
     exact::{ExactError, Family, Prompt, Renderer, RendererOptions},
     upstream::{
-        Answered, EngineCall, ExactPrompt, Parsers, SpecialTokensInText, UpstreamOptions,
+        Answered, EngineCall, ExactPrompt, Parsers, SpecialTokensInText, Streaming, UpstreamOptions,
         probe::{Verdict, probe_request},
     },
 };
@@ -155,6 +156,16 @@ impl Session {
     /// A call, recorded under the next number. Also what it continues.
     async fn call(&mut self, request: &Request) -> Result<(Answered, Option<u32>), UpstreamError> {
         self.call_with(request, &|| 7).await
+    }
+
+    /// A call whose answer is sent while it is sampled, and which is not recorded.
+    async fn streamed(&self, request: &Request, streaming: &Streaming) -> Result<Answered, UpstreamError> {
+        let prompt = self.prompt(request);
+        let text = |ids: &[i32]| self.renderer.decode(ids);
+        let exact = ExactPrompt { ids: &prompt.ids, stop_ids: self.renderer.stop_ids(), text: &text };
+        let version = &|| 7;
+        let engine_call = EngineCall { exact: Some(exact), version, streaming: Some(streaming), ..call(request) };
+        self.upstream.complete(&engine_call).await
     }
 
     async fn call_with(

@@ -1,0 +1,271 @@
+//! Answers that reach the agent while the engine samples them.
+//!
+//! What was sent cannot be taken back, so nothing may be sampled twice: if the engine aborts a call, or its connection
+//! breaks, the call goes on behind the ids that have arrived. That takes an endpoint of ids that streams, which is vLLM's.
+//! SGLang's chat endpoint tells no ids with events. A stop text may begin with what was sampled last, so an answer with
+//! stop texts comes as a whole.
+//!
+//! vLLM parses an answer in parts, and begins each time with the first id. So the parts grow with the answer, which keeps
+//! the work of an answer linear. The message that is recorded is still the one that vLLM makes of all ids.
+
+use std::sync::{Mutex, PoisonError};
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use super::{
+    UpstreamError, body,
+    columns::{self, Choices, TOOL_CALLS_MAX},
+    exact::{DERENDER, Exchange, Sampled},
+    transport::Room,
+};
+use crate::completion::{AssistantMessage, Piece, ToolCall};
+
+/// The most ids that are sampled before the first pieces are made of them, besides a part of those before.
+const STEP: usize = 8;
+
+/// The part of an answer by which it grows before vLLM parses the next ids.
+const GROWTH: usize = 4;
+
+/// Takes the pieces of one answer. It outlives the requests to the engine.
+pub struct Streaming {
+    send: Box<dyn Fn(Piece) + Send + Sync>,
+    progress: Mutex<Progress>,
+}
+
+/// How far an answer has got.
+#[derive(Default)]
+pub(super) struct Progress {
+    pub(super) sampled: Sampled,
+    pub(super) pieces: Pieces,
+}
+
+/// What was made of the ids so far.
+#[derive(Default)]
+pub(super) struct Pieces {
+    /// How many ids were parsed.
+    parsed: usize,
+    /// What vLLM must be told to go on.
+    state: Option<Box<RawValue>>,
+    message: Spoken,
+    /// How much of the thought and of the text was sent, in bytes.
+    reasoning: usize,
+    text: usize,
+    /// The engine could not parse the ids.
+    failed: bool,
+}
+
+/// A message of which a part is known.
+#[derive(Debug, Default)]
+struct Spoken {
+    reasoning: String,
+    content: String,
+    calls: Vec<ToolCall>,
+}
+
+impl Streaming {
+    /// Sends pieces by this function. Each continues those of its kind.
+    pub fn new(send: impl Fn(Piece) + Send + Sync + 'static) -> Self {
+        Self { send: Box::new(send), progress: Mutex::default() }
+    }
+
+    pub(super) fn take(&self) -> Progress {
+        std::mem::take(&mut *self.progress.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Keeps what the next request goes on from.
+    pub(super) fn put(&self, progress: Progress) {
+        *self.progress.lock().unwrap_or_else(PoisonError::into_inner) = progress;
+    }
+}
+
+impl Pieces {
+    /// Whether anything was sent.
+    pub(super) fn is_sent(&self) -> bool {
+        self.reasoning + self.text > 0
+    }
+
+    /// How many ids were sent in some form.
+    pub(super) fn parsed(&self) -> usize {
+        self.parsed
+    }
+
+    /// Parses and sends what is new, if that is enough. `sampled` are all ids so far.
+    pub(super) async fn advance(&mut self, exchange: &Exchange<'_>, sampled: &[i32], streaming: &Streaming) {
+        let is_due = match self.parsed {
+            // The first piece ends the silence.
+            0 => !sampled.is_empty(),
+            parsed if exchange.parses_ids() => sampled.len() >= parsed + STEP.max(parsed / GROWTH),
+            parsed => sampled.len() >= parsed + STEP,
+        };
+        if !is_due || self.failed {
+            return;
+        }
+        if let Err(error) = self.parse(exchange, sampled, false).await {
+            // There may be no room now. Everything is parsed at the end anyway.
+            self.failed = !matches!(error, UpstreamError::Busy { .. });
+            tracing::debug!(error = %error, "the beginning of an answer was not parsed");
+            return;
+        }
+        let Spoken { reasoning, content, .. } = &self.message;
+        // White space at the end belongs to the text only if something follows it.
+        let has_text = !content.trim_end().is_empty();
+        let reasoning = if has_text { reasoning } else { reasoning.trim_end() };
+        if let Some(new) = reasoning.get(self.reasoning..).filter(|new| !new.is_empty() && self.text == 0) {
+            (streaming.send)(Piece::Reasoning(new.to_owned()));
+            self.reasoning = reasoning.len();
+        }
+        if let Some(new) = content.trim_end().get(self.text..).filter(|new| !new.is_empty()) {
+            (streaming.send)(Piece::Text(new.to_owned()));
+            self.text = content.trim_end().len();
+        }
+    }
+
+    /// The message of all ids, of which the sent pieces are the beginning. `whole` is what the engine made of them at once.
+    pub(super) async fn settled(
+        mut self,
+        exchange: &Exchange<'_>,
+        whole: AssistantMessage,
+        spoken: &[i32],
+    ) -> Result<AssistantMessage, UpstreamError> {
+        let begun = self.sent();
+        if let Some(message) = begun.continued(whole) {
+            return Ok(message);
+        }
+        // The engine reads the parts in another way than the whole.
+        self.parse(exchange, spoken, true).await?;
+        let Spoken { reasoning, content, calls } = self.message;
+        let some = |text: String| Some(text).filter(|text| !text.is_empty());
+        let message = AssistantMessage { reasoning: some(reasoning), content: some(content), tool_calls: calls };
+        begun.continued(message).ok_or_else(|| UpstreamError::Failed {
+            status: 500,
+            message: "what the engine made of an answer contradicts what it made of its beginning".to_owned(),
+        })
+    }
+
+    /// What was sent.
+    fn sent(&self) -> Sent {
+        let sent = |text: &str, length: usize| text.get(..length).unwrap_or(text).to_owned();
+        Sent { reasoning: sent(&self.message.reasoning, self.reasoning), text: sent(&self.message.content, self.text) }
+    }
+
+    async fn parse(&mut self, exchange: &Exchange<'_>, ids: &[i32], is_last: bool) -> Result<(), UpstreamError> {
+        let new = &ids[self.parsed.min(ids.len())..];
+        if exchange.parses_ids() {
+            let (call, options, prompt) = (exchange.call, &exchange.upstream.options, exchange.prompt.ids);
+            let state = self.state.take();
+            let write = |rid: &str| body::derender_part(call, options, prompt, (new, is_last), state.as_deref(), rid);
+            // Whoever streams holds a part of the budget of answers.
+            let post = exchange.request(DERENDER, &write, Room::MayLack);
+            let parsed = exchange.read(&post, &mut 0).await;
+            let Derendered { chunk, stream_state } = match parsed {
+                Ok(parsed) => parsed,
+                Err(error) => {
+                    self.state = state;
+                    return Err(error);
+                }
+            };
+            self.state = stream_state;
+            if let Some(choice) = chunk.choices.first {
+                self.message.add(choice.delta, exchange.rid);
+            }
+        } else {
+            let begun = body::tail(&ids[..self.parsed]);
+            let text = exchange.text_behind(&[body::tail(exchange.prompt.ids), begun].concat(), new);
+            // The bytes of its last character are not all there.
+            if text.ends_with(char::REPLACEMENT_CHARACTER) {
+                return Ok(());
+            }
+            self.message.content.push_str(&text);
+        }
+        self.parsed = ids.len();
+        Ok(())
+    }
+}
+
+/// What was sent of a message.
+struct Sent {
+    reasoning: String,
+    text: String,
+}
+
+impl Sent {
+    /// The message, if it begins with what was sent.
+    fn continued(&self, mut message: AssistantMessage) -> Option<AssistantMessage> {
+        let text = |text: &Option<String>| text.clone().unwrap_or_default();
+        let reasoning = text(&message.reasoning);
+        if self.text.is_empty() {
+            return (reasoning.starts_with(&self.reasoning)).then_some(message);
+        }
+        // The thought had ended, with its white space.
+        if reasoning.trim_end() != self.reasoning.trim_end() || !text(&message.content).starts_with(&self.text) {
+            return None;
+        }
+        message.reasoning = Some(self.reasoning.clone()).filter(|text| !text.is_empty());
+        Some(message)
+    }
+}
+
+impl Spoken {
+    fn add(&mut self, delta: Delta, rid: &str) {
+        let Delta { content, reasoning, reasoning_content, tool_calls } = delta;
+        self.reasoning.extend(reasoning_content.or(reasoning));
+        self.content.extend(content);
+        for DeltaCall { index, id, function } in tool_calls.unwrap_or_default() {
+            if index == self.calls.len() && index < TOOL_CALLS_MAX {
+                let id = format!("call_{rid}_{index}");
+                self.calls.push(ToolCall { id, name: String::new(), arguments: String::new() });
+            }
+            let Some(known) = self.calls.get_mut(index) else { continue };
+            if let Some(id) = id.filter(|id| !id.is_empty()) {
+                known.id = id;
+            }
+            known.name.extend(function.name);
+            known.arguments.extend(function.arguments);
+        }
+    }
+}
+
+/// What vLLM makes of a part.
+#[derive(Deserialize)]
+struct Derendered {
+    chunk: Chunk,
+    stream_state: Option<Box<RawValue>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Chunk {
+    choices: Choices<ChunkChoice>,
+}
+
+#[derive(Deserialize)]
+struct ChunkChoice {
+    delta: Delta,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Delta {
+    content: Option<String>,
+    reasoning: Option<String>,
+    reasoning_content: Option<String>,
+    #[serde(deserialize_with = "columns::tool_calls")]
+    tool_calls: Option<Vec<DeltaCall>>,
+}
+
+#[derive(Deserialize)]
+struct DeltaCall {
+    #[serde(default)]
+    index: usize,
+    id: Option<String>,
+    #[serde(default)]
+    function: DeltaFunction,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct DeltaFunction {
+    name: Option<String>,
+    arguments: Option<String>,
+}
