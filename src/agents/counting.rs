@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use forebay_gateway::{Dialect, DialectError, canonical::Canonical, work};
+use axum::http::HeaderMap;
+use forebay_gateway::{Dialect, DialectError, canonical::Canonical, lineage::AgentLabel, work};
 
 use super::{
     Agents, blocking,
@@ -13,11 +14,16 @@ use crate::buffer::session::CallPermit;
 
 /// The tokens of the prompt that a call with this body would have now. `None` if only the engine could say it: in the
 /// mode observe, and for a body that cannot be rendered.
-pub(super) async fn prompt_tokens(agents: &Agents, permit: &CallPermit, body: &ReadBody) -> Option<u64> {
+pub(super) async fn prompt_tokens(
+    agents: &Agents,
+    permit: &CallPermit,
+    headers: &HeaderMap,
+    body: &ReadBody,
+) -> Option<u64> {
     if !agents.upstreams().render_prompts() {
         return None;
     }
-    match rendered(agents, permit, body).await {
+    match rendered(agents, permit, headers, body).await {
         Ok(tokens) => tokens,
         Err(error) => {
             tracing::debug!(error = %error, "the tokens of a prompt are estimated");
@@ -26,11 +32,18 @@ pub(super) async fn prompt_tokens(agents: &Agents, permit: &CallPermit, body: &R
     }
 }
 
-async fn rendered(agents: &Agents, permit: &CallPermit, body: &ReadBody) -> Result<Option<u64>, DialectError> {
+async fn rendered(
+    agents: &Agents,
+    permit: &CallPermit,
+    headers: &HeaderMap,
+    body: &ReadBody,
+) -> Result<Option<u64>, DialectError> {
     let length = body.bytes.len();
     let request = work::run(length, || Dialect::Messages.parse(&body.bytes)?.recorded()).await?;
     let request = agents.upstreams().adapted(permit, request).await?;
     let canonical = work::run(length, || Canonical::of(&request)).await;
+    // The call will come from the same worker.
+    let canonical = canonical.sent_by(AgentLabel::of(headers).as_ref().map(AgentLabel::as_str), false);
     let Ok(policy) = permit.policy(&request.model) else { return Ok(None) };
     let route = agents.upstreams().of_call(&request.model, policy);
     let Some(exact) = route.ok().and_then(|route| route.exact.as_ref().map(Arc::clone)) else { return Ok(None) };

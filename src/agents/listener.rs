@@ -269,7 +269,7 @@ async fn count_tokens(State(agents): State<Agents>, id: Id, request: Request) ->
     let (parts, body) = request.into_parts();
     match read(&agents, id, &parts.headers, body).await {
         Ok((permit, body)) => {
-            let known = counting::prompt_tokens(&agents, &permit, &body).await;
+            let known = counting::prompt_tokens(&agents, &permit, &parts.headers, &body).await;
             answer::json(token_count(&body.bytes, known))
         }
         Err(error) => answer::error(Dialect::Messages, &error),

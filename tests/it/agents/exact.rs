@@ -342,6 +342,37 @@ async fn a_prompt_is_counted_as_it_would_be_sent() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_prompt_is_counted_behind_the_ids_of_the_worker_that_asks() {
+    let engine = FakeEngine::start(EngineKind::Vllm).await;
+    let (app, _folder) = start(Backend::Sqlite, &engine, "vllm").await;
+    let agent = Agent::open(&app, json!({})).await;
+    let send = async |path: &str, worker: &str, messages: &Value| {
+        let body = json!({"model": "m", "max_tokens": 4000, "messages": messages});
+        let request = agent.http.post(agent.url(path)).header("x-api-key", agent.key()).json(&body);
+        let request = request.header("x-claude-code-agent-id", worker);
+        success(request.send().await.expect("the listener answers")).await
+    };
+    let said = |role: &str, content: &str| json!({"role": role, "content": content});
+    let mut messages = vec![said("user", "Start.")];
+    let plans = [("a", "Plan."), ("b", "A plan that is much longer than the other one.")];
+    for (worker, plan) in plans {
+        engine.script("Start", [Answer::text("I look.").thinking(plan), Answer::text("Done.")]);
+        send("/messages", worker, &json!(messages)).await;
+    }
+    // The agent drops the thinking, so both workers ask the same.
+    messages.extend([said("assistant", "I look."), said("user", "Go on.")]);
+    let mut counts = Vec::new();
+    for (worker, _) in plans {
+        counts.push(send("/messages/count_tokens", worker, &json!(messages)).await["input_tokens"].take());
+    }
+    assert_ne!(counts[0], counts[1]);
+    for ((worker, _), counted) in plans.iter().zip(&counts) {
+        assert_eq!(send("/messages", worker, &json!(messages)).await["usage"]["input_tokens"], *counted, "{worker}");
+    }
+    app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_engine_that_takes_no_ids_is_not_ready() {
     // It has no endpoint of ids, and does not say what it is.
     let engine = FakeEngine::start(EngineKind::Openai).await;
