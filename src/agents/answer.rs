@@ -53,7 +53,12 @@ pub(super) async fn respond(mut call: Call) -> Response {
     // Whoever has the receiver polls the call, so it is there.
     call.streaming = Some(Streaming::new(move |piece| drop(sender.send(piece))));
     let call = Arc::new(call);
-    let mut answering: Answering = Box::pin(Arc::clone(&call).answer().in_current_span());
+    // The events of a recorded answer have its id, so it is looked for before any event is sent.
+    let mut answering: Answering = match call.replay().await {
+        Ok(Some(replayed)) => Box::pin(std::future::ready(Ok(replayed))),
+        Ok(None) => Box::pin(Arc::clone(&call).answer_anew().in_current_span()),
+        Err(error) => return failed(&call, &error),
+    };
     let mut events = Events::new(call.dialect);
     // The status waits for the first event, because clients understand the status of an error better than an error among
     // events.

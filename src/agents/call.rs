@@ -204,9 +204,14 @@ impl Call {
 
     /// Answers the call: with what was recorded, if its client repeats it, else with what an engine answers.
     pub(super) async fn answer(self: Arc<Self>) -> Result<Answer, DialectError> {
-        if let Some(replayed) = self.replay().await? {
-            return Ok(replayed);
+        match self.replay().await? {
+            Some(replayed) => Ok(replayed),
+            None => self.answer_anew().await,
         }
+    }
+
+    /// Has an engine answer the call.
+    pub(super) async fn answer_anew(self: Arc<Self>) -> Result<Answer, DialectError> {
         let model = &self.request.model;
         let policy = self.permit.policy(model).map_err(|error| refusal::of(error.into()))?;
         let route = self.agents.upstreams().of_call(model, policy).map_err(|error| no_upstream(&error))?;
@@ -273,7 +278,7 @@ impl Call {
     }
 
     /// The recorded answer, if the client says that it repeats the call.
-    async fn replay(&self) -> Result<Option<Answer>, DialectError> {
+    pub(super) async fn replay(&self) -> Result<Option<Answer>, DialectError> {
         let buffer = self.agents.buffer();
         let found = buffer.replay(&self.permit, self.dialect.name(), self.digest, self.retries()).await;
         let Some(Replayed { call, response, .. }) = found.map_err(refusal::of)? else { return Ok(None) };

@@ -3,9 +3,10 @@
 use forebay_gateway::engine::{Answer, FakeEngine};
 use reqwest::Response;
 use serde_json::{Value, json};
+use sqlx::Connection as _;
 
 use super::{Agent, Dialect, error, message, success};
-use crate::support::{TestApp, on_both_stores, text};
+use crate::support::{Backend, TestApp, eventually, on_both_stores, text};
 
 /// How an agent tells of the conversation before a call.
 #[derive(Clone, Copy, PartialEq)]
@@ -138,13 +139,42 @@ on_both_stores! {
     }
 }
 
+/// A store may take longer to find the answer than a client waits for a sign of life.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_repeated_answer_keeps_its_id_however_long_the_store_looks_for_it() {
+    let app = TestApp::start_with(Backend::Postgres, "[sessions]\nlisten = \"127.0.0.1:0\"\nkeep_alive_s = 1\n").await;
+    let agent = Agent::open(&app, json!({})).await;
+    let other = Agent::open(&app, json!({})).await;
+    let body = Dialect::Responses.body(&["Say anything.".to_owned()], true);
+    let send = |count: u32| agent.request(Dialect::Responses, &body).header("x-stainless-retry-count", count).send();
+    let first = send(0).await.expect("the listener answers").text().await.expect("the answer ends well");
+    agent.lose_the_first_answer(&app).await;
+    let mut connection = sqlx::PgConnection::connect(&app.database).await.expect("the server accepts");
+    let mut holder = connection.begin().await.expect("a transaction begins");
+    let lock = "LOCK TABLE session_call IN ACCESS EXCLUSIVE MODE";
+    sqlx::raw_sql(lock).execute(&mut *holder).await.expect("nobody else has a lock");
+    let repeat = tokio::spawn(send(1));
+    let waiting = "SELECT COUNT(*) FROM pg_locks WHERE NOT granted AND relation = 'session_call'::regclass
+                   AND database = (SELECT oid FROM pg_database WHERE datname = current_database())";
+    eventually("the repeat waits", || async { app.read_value(waiting.to_owned()).await > 0 }).await;
+    // A call that began later shows a sign of life.
+    app.engine.switch(|switches| switches.stall = true);
+    let mut response = other.call(Dialect::Responses, &body).await;
+    response.chunk().await.expect("the connection holds").expect("a sign of life comes");
+    app.engine.switch(|switches| switches.stall = false);
+    holder.rollback().await.expect("the transaction ends");
+    response.chunk().await.expect("the connection holds").expect("the answer comes");
+    let again = repeat.await.expect("the call does not panic").expect("the listener answers");
+    assert_eq!(again.text().await.expect("the answer ends well"), first);
+    app.finish().await;
+}
+
 #[cfg(feature = "exact")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_conversation_whose_answers_are_named_is_one_segment() {
     use forebay_gateway::engine::EngineKind;
 
     use super::exact;
-    use crate::support::Backend;
 
     let engine = FakeEngine::start(EngineKind::Vllm).await;
     let (mut app, _folder) = exact::start(Backend::Sqlite, &engine, "vllm").await;
