@@ -45,9 +45,9 @@ pub struct Request {
     pub warnings: Warnings,
     /// The path of the first image, if there is one. Texts stand for images.
     pub image: Option<String>,
-    /// Whether the first message is what Responses calls instructions, which belong to one request and not to the
-    /// conversation.
-    pub has_instructions: bool,
+    /// The bytes at the beginning of the first message that are what Responses calls instructions, which belong to one
+    /// request and not to the conversation.
+    pub instructions: usize,
     /// The bytes of the body and of what it names. How long work on the request takes follows from them.
     pub bytes: usize,
 }

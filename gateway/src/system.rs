@@ -33,6 +33,21 @@ impl LaterSystem {
     }
 }
 
+/// What stands between the texts of system messages that become one.
+const BETWEEN: &str = "\n\n";
+
+/// Takes instructions of so many bytes from the first message, which may have other texts of the system behind them.
+pub fn without_instructions(messages: &mut Vec<Message>, bytes: usize) {
+    let Some(Message { content: Content::Text(text), .. }) = messages.first_mut().filter(|_| bytes > 0) else { return };
+    let rest = text.get(bytes..).unwrap_or_default();
+    let rest = rest.strip_prefix(BETWEEN).unwrap_or(rest).to_owned();
+    if rest.is_empty() {
+        messages.remove(0);
+    } else {
+        *text = rest;
+    }
+}
+
 /// The texts of the system messages in [`conversation`].
 pub(crate) const TEXTS: [&str; 3] = ["Rule one.", "Rule two.", "Rule three."];
 
@@ -79,7 +94,7 @@ fn joined<'a>(contents: impl Iterator<Item = &'a Content>) -> Content {
             }
         }
     }
-    if texts.len() == parts.len() { Content::Text(texts.join("\n\n")) } else { Content::Parts(raw(&parts)) }
+    if texts.len() == parts.len() { Content::Text(texts.join(BETWEEN)) } else { Content::Parts(raw(&parts)) }
 }
 
 #[cfg(test)]
@@ -116,6 +131,19 @@ mod tests {
         );
         assert_eq!(sent(LaterSystem::Keep, &messages).len(), 6);
         assert_eq!(sent(LaterSystem::Keep, &messages)[5], said(Role::Developer, "\"D\""));
+    }
+
+    #[test]
+    fn instructions_are_taken_from_the_message_that_they_became_a_part_of() {
+        let left = |texts: &[&str], bytes: usize| {
+            let said = texts.iter().map(|text| Message::text(Role::System, *text));
+            let mut messages = one_system(said.chain([Message::text(Role::User, "hi")]).collect());
+            without_instructions(&mut messages, bytes);
+            messages.iter().map(|message| text(&message.content)).collect::<Vec<_>>()
+        };
+        assert_eq!(left(&["One.", "Two."], 4), ["\"Two.\"", "\"hi\""]);
+        assert_eq!(left(&["One."], 4), ["\"hi\""]);
+        assert_eq!(left(&["One."], 0), ["\"One.\"", "\"hi\""]);
     }
 
     #[test]

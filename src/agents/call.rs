@@ -108,9 +108,14 @@ pub(super) struct StoredAnswer<'a> {
     /// What the client calls the tools in it.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     tools: ClientTools,
-    /// Whether the first message of the request is instructions.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub(super) has_instructions: bool,
+    /// The bytes at the beginning of the request's first message that are instructions.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub(super) instructions: usize,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(count: &usize) -> bool {
+    *count == 0
 }
 
 impl StoredAnswer<'_> {
@@ -353,7 +358,7 @@ impl Call {
             completion: Cow::Borrowed(&completion),
             model: Cow::Borrowed(&self.request.model),
             tools: called(&self.tools, &completion.message.tool_calls),
-            has_instructions: self.request.has_instructions,
+            instructions: self.request.instructions,
         };
         let write = || serde_json::to_string(&stored).expect("an answer is text and numbers");
         new.response = work::run(bytes, write).await;

@@ -5,6 +5,7 @@ use forebay_gateway::{
     canonical::Record,
     dialect::{References, message_of, not_found, response_id},
     request::Message,
+    system::without_instructions,
     work,
 };
 
@@ -88,19 +89,19 @@ impl Reader<'_> {
     async fn conversation(&mut self, seq: u32, named: &str) -> Result<(Vec<Message>, usize), DialectError> {
         let (mut calls, mut next, mut bytes) = (Vec::new(), Some(seq), 0);
         // Those of the named call. Earlier calls had instructions of their own.
-        let mut has_instructions = None;
+        let mut instructions = None;
         while let Some(seq) = next {
             let CallText { request, response } = self.text(seq).await?;
             let request = request.ok_or(DialectError::Internal)?;
             let length = request.len() + response.len();
             let read = || {
                 let answer = stored(&response)?;
-                let has_instructions = answer.has_instructions;
+                let instructions = answer.instructions;
                 let record = Record::from_json(&request).map_err(damaged)?;
-                Ok::<_, DialectError>((record, answer.completion.into_owned().message, has_instructions))
+                Ok::<_, DialectError>((record, answer.completion.into_owned().message, instructions))
             };
-            let (record, answer, instructions) = work::run(length, read).await?;
-            has_instructions = has_instructions.or(Some(instructions));
+            let (record, answer, of_call) = work::run(length, read).await?;
+            instructions = instructions.or(Some(of_call));
             next = record.after().filter(|after| *after < seq);
             bytes += length;
             calls.push((record, answer));
@@ -114,9 +115,7 @@ impl Reader<'_> {
         };
         // Calls in other dialects, and those of earlier versions of the service, have no ids of tool calls.
         let mut messages = work::run(bytes, restore).await.ok_or_else(|| not_found(named))?;
-        if has_instructions == Some(true) {
-            messages.remove(0);
-        }
+        without_instructions(&mut messages, instructions.unwrap_or_default());
         Ok((messages, bytes))
     }
 }

@@ -73,7 +73,7 @@ pub(super) fn parse(body: &[u8]) -> Result<Request, DialectError> {
         client_tools,
         warnings,
         image: images.first,
-        has_instructions: false,
+        instructions: 0,
         bytes: body.len(),
     })
 }

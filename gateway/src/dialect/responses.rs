@@ -56,9 +56,12 @@ pub(super) fn parse(body: &[u8], references: &mut References) -> Result<Request,
     }
     object.discard(&SERVICE);
     let model = object.require("model")?.name()?;
-    let instructions = object.take_string("instructions")?.filter(|text| !text.is_empty());
-    let mut messages: Vec<Message> = instructions.map(|text| Message::text(Role::System, text)).into_iter().collect();
-    let has_instructions = !messages.is_empty();
+    let text = object.take_string("instructions")?.unwrap_or_default();
+    let instructions = text.len();
+    let mut messages = Vec::new();
+    if instructions > 0 {
+        messages.push(Message::text(Role::System, text));
+    }
     if let Some(previous) = object.take("previous_response_id") {
         messages.append(&mut references.conversation(&previous)?);
     }
@@ -92,7 +95,7 @@ pub(super) fn parse(body: &[u8], references: &mut References) -> Result<Request,
         warnings,
         image: images.first,
         bytes: body.len() + references.bytes(),
-        has_instructions,
+        instructions,
     })
 }
 

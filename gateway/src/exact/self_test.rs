@@ -76,7 +76,7 @@ fn conversation(renderer: &Renderer, has_system: bool, has_tools: bool) -> (Requ
         client_tools: ClientTools::default(),
         warnings: Warnings::default(),
         image: None,
-        has_instructions: false,
+        instructions: 0,
         bytes: 0,
     };
     (request, first)

@@ -398,7 +398,7 @@ fn request(prompt: &str) -> Request {
         client_tools: ClientTools::default(),
         warnings: Warnings::default(),
         image: None,
-        has_instructions: false,
+        instructions: 0,
         bytes: 0,
     }
 }

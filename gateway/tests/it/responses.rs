@@ -337,7 +337,7 @@ fn a_request_may_go_on_behind_a_response() {
     let request = RESPONSES.parse_with(body.as_bytes(), &mut found).expect("it is right").expect("all is there");
     let roles: Vec<_> = request.messages.iter().map(|message| message.role).collect();
     assert_eq!(roles, [Role::System, Role::User, Role::Assistant, Role::Tool]);
-    assert!(request.has_instructions);
+    assert_eq!(request.instructions, "S".len());
 }
 
 #[test]

@@ -93,6 +93,31 @@ async fn a_template_that_takes_one_system_message_gets_later_ones_as_the_users()
     }
 }
 
+/// Instructions belong to one request, and the message that they were merged with belongs to the conversation.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_named_conversation_keeps_the_system_messages_behind_other_instructions() {
+    let engine = FakeEngine::start(EngineKind::Vllm).await;
+    let app = observe(&engine, "later_system = \"user\"").await;
+    let agent = Agent::open(&app, json!({})).await;
+    let said = |role: &str, content: &str| json!({"role": role, "content": content});
+    let mut previous = Value::Null;
+    let mut input = vec![said("developer", "Two."), said("user", "Start.")];
+    for (instructions, expected) in
+        [(Some("One."), "One.\n\nTwo."), (Some("Other."), "Other.\n\nTwo."), (None, "Two."), (None, "Two.")]
+    {
+        let body =
+            json!({"model": "m", "instructions": instructions, "input": input, "previous_response_id": previous});
+        let answer = success(agent.call(Dialect::Responses, &body).await).await;
+        let sent = engine.log().calls().last().expect("the engine was called").json();
+        let messages = sent["messages"].as_array().expect("messages are sent");
+        assert_eq!(messages[0], said("system", expected));
+        assert_eq!(messages[1], said("user", "Start."));
+        previous = answer["id"].clone();
+        input = vec![said("user", "Go on.")];
+    }
+    app.finish().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_configuration_says_what_becomes_of_later_system_messages() {
     let engine = FakeEngine::start(EngineKind::Vllm).await;
