@@ -145,13 +145,73 @@ fn fields_of_anthropics_service_do_not_reach_the_engine() {
     let fields = json!({
         "metadata": {"user_id": "u"}, "thinking": {"type": "enabled", "budget_tokens": 1024}, "service_tier": "auto",
         "context_management": {}, "temperature": 1, "top_k": 5, "stop_sequences": ["END"], "stream": true,
-        "output_config": {"effort": "high"},
+        "output_config": {"task_budget": {}},
     });
     let request = parsed(MESSAGES, &with(fields));
     assert!(request.other.is_empty(), "{:?}", request.other);
     assert!(request.stream);
     assert_eq!(request.stop, ["END"]);
     assert_eq!(request.max_tokens, Some(100));
+}
+
+/// The effort that an engine is sent.
+fn effort(fields: Value) -> Option<String> {
+    let request = parsed(MESSAGES, &with(fields));
+    let found = request.other.iter().find(|(name, _)| name == "reasoning_effort");
+    found.map(|(_, word)| word.get().trim_matches('"').to_owned())
+}
+
+#[test]
+fn an_effort_is_that_of_the_other_dialects() {
+    let adaptive = json!({"type": "adaptive", "display": "omitted"});
+    for (sent, expected) in [("low", "low"), ("medium", "medium"), ("high", "high"), ("xhigh", "high"), ("max", "high")]
+    {
+        let fields = json!({"output_config": {"effort": sent}, "thinking": adaptive});
+        assert_eq!(effort(fields).as_deref(), Some(expected));
+    }
+    assert_eq!(effort(json!({"output_config": {"effort": "some"}})), None);
+    assert_eq!(effort(json!({"output_config": null, "thinking": adaptive})), None);
+    // An engine would take the effort for a wish to reason.
+    let fields = json!({"output_config": {"effort": "high"}, "thinking": {"type": "disabled"}});
+    assert_eq!(effort(fields), None);
+}
+
+/// Claude Code states an effort again where it changes, also in a message without text.
+#[test]
+fn the_effort_that_was_stated_last_counts() {
+    let user = |text: &str| json!({"role": "user", "content": text});
+    let stated = |content: Value, effort: &str| json!({"role": "system", "content": content, "output_config": {"effort": effort}});
+    let text = json!([{"type": "text", "text": "S"}]);
+    let messages = json!([user("a"), stated(text, "medium"), user("b"), stated(json!([]), "low"), user("c")]);
+    let fields = json!({"output_config": {"effort": "high"}, "messages": messages});
+    assert_eq!(effort(fields.clone()).as_deref(), Some("low"));
+    let request = parsed(MESSAGES, &with(fields));
+    let roles: Vec<_> = request.messages.iter().map(|message| message.role).collect();
+    assert_eq!(roles, [Role::User, Role::System, Role::User, Role::User]);
+}
+
+/// Claude Code adds tools that it finds on the way.
+#[test]
+fn tools_that_messages_add_are_offered() {
+    let tool = |name: &str| json!({"name": name, "input_schema": {"type": "object"}});
+    let change = |kind: &str, tool: Value| json!({"type": kind, "tool": tool});
+    let defined = |name: &str| json!({"type": "tool_definition", "definition": tool(name)});
+    let named = |name: &str| json!({"type": "tool_reference", "name": name});
+    let changes = json!([
+        {"type": "text", "text": "S"}, change("tool_addition", defined("g")), change("tool_addition", named("f")),
+        change("tool_removal", named("f")),
+    ]);
+    let user = json!({"role": "user", "content": "Go."});
+    let system = json!({"role": "system", "content": changes});
+    // Clients repeat their history.
+    let messages = json!([user, system, user, system, user]);
+    let request = parsed(MESSAGES, &with(json!({"messages": messages, "tools": [tool("f")]})));
+    let names: Vec<_> = request.tools.iter().map(|tool| tool.name.as_str()).collect();
+    assert_eq!(names, ["f", "g"]);
+    let expected = "S\nThe tool g is available.\nThe tool f is available.\nThe tool f is not available.";
+    assert_eq!(text(&request.messages[1]), expected);
+    let again = with(json!({"tools": [tool("f"), tool("f")]}));
+    assert_eq!(field_of(&refused(MESSAGES, &again)), ("tools[1]", 400));
 }
 
 #[test]
