@@ -334,7 +334,10 @@ impl Reference {
         if sent.retries > 0 {
             self.mark_delivered();
         }
-        let Some(known) = self.sessions.get(&number) else { return Err(Refused::Unknown) };
+        let Some(known) = self.sessions.get(&number) else {
+            // What the call was told when it began still holds.
+            return Err(call.full.map_or(Refused::Unknown, Refused::SessionFull));
+        };
         let repeats = |call: &Stored| call.sent.body == sent.body && call.sent.retries < sent.retries;
         let replayed = known.calls.iter().position(|call| repeats(call) && call.delivered != Some(true));
         if let Some(place) = replayed.filter(|_| sent.retries > 0 && !known.purged) {
