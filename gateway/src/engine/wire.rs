@@ -508,11 +508,13 @@ fn derender_part(body: &Value, switches: &Switches) -> Value {
     let before = ids_of(&body["stream_state"]["output_token_ids"]);
     let ids = [&before[..], &ids_of(&choice["token_ids"])].concat();
     let read = |ids: &[i32], is_whole: bool| {
-        let text = tokenizer::decode(ids);
+        let decoded = tokenizer::decode(ids);
+        // A character whose bytes are not all there is held back.
+        let text = if is_whole { &decoded } else { decoded.trim_end_matches(char::REPLACEMENT_CHARACTER) };
         match (is_whole, switches.parses_parts_apart) {
-            (_, true) => template::parse_if(false, &text),
-            (true, false) => template::parse(&text),
-            (false, false) => template::parse_beginning(&text),
+            (_, true) => template::parse_if(false, text),
+            (true, false) => template::parse(text),
+            (false, false) => template::parse_beginning(text),
         }
     };
     let (old, new) = (read(&before, false), read(&ids, !choice["finish_reason"].is_null()));

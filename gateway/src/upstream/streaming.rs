@@ -21,10 +21,10 @@ use super::{
 };
 use crate::completion::{AssistantMessage, Piece, ToolCall};
 
-/// The most ids that are sampled before the first pieces are made of them, besides a part of those before.
+/// So many ids are parsed at once, and fewer at the beginning.
 const STEP: usize = 8;
 
-/// The part of an answer by which it grows before vLLM parses the next ids.
+/// vLLM parses the next ids when the answer has grown by this part of it.
 const GROWTH: usize = 4;
 
 /// Takes the pieces of one answer. It outlives the requests to the engine.
@@ -92,12 +92,9 @@ impl Pieces {
 
     /// Parses and sends what is new, if that is enough. `sampled` are all ids so far.
     pub(super) async fn advance(&mut self, exchange: &Exchange<'_>, sampled: &[i32], streaming: &Streaming) {
-        let is_due = match self.parsed {
-            // The first piece ends the silence.
-            0 => !sampled.is_empty(),
-            parsed if exchange.parses_ids() => sampled.len() >= parsed + STEP.max(parsed / GROWTH),
-            parsed => sampled.len() >= parsed + STEP,
-        };
+        let step = self.parsed.clamp(1, STEP);
+        let step = if exchange.parses_ids() { step.max(self.parsed / GROWTH) } else { step };
+        let is_due = sampled.len() >= self.parsed + step;
         if !is_due || self.failed {
             return;
         }

@@ -206,8 +206,8 @@ fn tools_that_messages_add_are_offered() {
     // Clients repeat their history.
     let messages = json!([user, system, user, system, user]);
     let request = parsed(MESSAGES, &with(json!({"messages": messages, "tools": [tool("f")]})));
-    let names: Vec<_> = request.tools.iter().map(|tool| tool.name.as_str()).collect();
-    assert_eq!(names, ["f", "g"]);
+    let offered: Vec<_> = request.tools.iter().map(|tool| tool.name.as_str()).collect();
+    assert_eq!(offered, ["f", "g"]);
     let expected = "S\nThe tool g is available.\nThe tool f is available.\nThe tool f is not available.";
     assert_eq!(text(&request.messages[1]), expected);
     let again = with(json!({"tools": [tool("f"), tool("f")]}));

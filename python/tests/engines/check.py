@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -123,7 +124,7 @@ class Checker:
 
 def sampled_by(exchange: Exchange) -> Call | None:
     """What an engine sampled in an exchange, with log-probabilities of each id."""
-    answer = exchange.answer
+    answer = assembled(exchange.answer) if isinstance(exchange.answer, str) else exchange.answer
     if exchange.status != 200 or not isinstance(answer, dict) or not answer.get("choices"):
         return None
     choice = answer["choices"][0]
@@ -134,6 +135,17 @@ def sampled_by(exchange: Exchange) -> Call | None:
     return Call(prompt, tokens, [token["logprob"] for token in logprobs], choice.get("message"))
 
 
+def assembled(events: str) -> Any:
+    """The answer of the endpoint for ids whose parts came as events."""
+    parts = [json.loads(line[6:]) for line in events.splitlines() if line.startswith("data: {")]
+    choices = [part["choices"][0] for part in parts if part.get("choices")]
+    tokens = [token for choice in choices for token in choice.get("token_ids") or []]
+    logprobs = [entry for choice in choices for entry in (choice.get("logprobs") or {}).get("content") or []]
+    prompt = next((part["prompt_token_ids"] for part in parts if part.get("prompt_token_ids")), None)
+    whole = {"token_ids": tokens, "logprobs": {"content": logprobs}}
+    return {"choices": [whole] if choices else [], "prompt_token_ids": prompt}
+
+
 def parsed(calls: list[Call], exchanges: list[Exchange]) -> None:
     """Fills in what the endpoint for ids made of the answers, which has no place in their own exchange."""
     found = {
@@ -141,7 +153,7 @@ def parsed(calls: list[Call], exchanges: list[Exchange]) -> None:
             "message"
         ]
         for exchange in exchanges
-        if exchange.path.endswith("/derender") and exchange.status == 200
+        if exchange.path.endswith("/derender") and exchange.status == 200 and "generate_response" in exchange.request
     }
     for call in calls:
         if call.message is None:

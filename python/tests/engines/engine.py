@@ -156,7 +156,7 @@ class Proxy:
         await self._client.close()
         await self._runner.cleanup()
 
-    async def _forward(self, request: web.Request) -> web.Response:
+    async def _forward(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
         exchange = Exchange(request.path, json.loads(body) if body else None)
         self._note(lambda: self.exchanges.append(exchange))
@@ -164,6 +164,8 @@ class Proxy:
         try:
             url = self._engine.url + request.path_qs
             async with self._client.request(request.method, url, data=body, headers=headers) as answer:
+                if answer.content_type == "text/event-stream":
+                    return await self._pass_on(request, answer, exchange)
                 text = await answer.read()
                 kept = json.loads(text) if "json" in answer.content_type else text.decode()
                 self._note(lambda: (setattr(exchange, "status", answer.status), setattr(exchange, "answer", kept)))
@@ -176,6 +178,19 @@ class Proxy:
             raise
         finally:
             self._note(lambda: setattr(exchange, "is_over", True))
+
+    async def _pass_on(
+        self, request: web.Request, answer: aiohttp.ClientResponse, exchange: Exchange
+    ) -> web.StreamResponse:
+        """Passes events on as they arrive."""
+        passed = web.StreamResponse(status=answer.status, headers={"content-type": "text/event-stream"})
+        await passed.prepare(request)
+        text = b""
+        async for piece in answer.content.iter_any():
+            await passed.write(piece)
+            text += piece
+        self._note(lambda: (setattr(exchange, "status", answer.status), setattr(exchange, "answer", text.decode())))
+        return passed
 
     def _note(self, change: Callable[[], Any]) -> None:
         with self._changed:

@@ -91,6 +91,28 @@ def test_a_tool_call_reaches_the_agent(stack: Stack, mode: str) -> None:
     pytest.fail("no answer had a tool call")
 
 
+@pytest.mark.subject("pieces of an answer")
+@pytest.mark.parametrize("parses", [True, False], ids=["tools", "plain"])
+def test_an_answer_arrives_while_it_is_sampled(stack: Stack, parses: bool) -> None:
+    if not stack.flags.takes_ids or (parses and not stack.flags.calls_tools):
+        pytest.skip("the engine takes no ids" if parses else "the engine has no parser of tool calls")
+    options: dict[str, Any] = {"tools": TOOLS} if parses else {}
+    policy = stack.policy("exact")
+    pieces: list[int] = []
+    with stack.session(policy) as session:
+        with openai.OpenAI(base_url=session.base_url, api_key=session.key) as client:
+            for turn in range(12):
+                question: Any = [{"role": "user", "content": f"{TURNS[0]} {turn}"}]
+                chunks = client.chat.completions.create(
+                    model="m", messages=question, max_tokens=100, stream=True, **options
+                )
+                deltas = [chunk.choices[0].delta for chunk in chunks]
+                said = [delta for delta in deltas if delta.content or getattr(delta, "reasoning", None)]
+                pieces.append(len(said))
+        stack.rollout(session, policy)
+    assert max(pieces) > 3, "no answer came in pieces"
+
+
 @pytest.mark.subject("one request for an answer that nothing parses")
 @pytest.mark.parametrize("stack", [PARSES_NOTHING], indirect=True, ids=str)
 def test_an_engine_without_parsers_is_asked_once_for_an_answer(stack: Stack) -> None:

@@ -41,7 +41,7 @@ async fn an_agent_receives_an_answer_while_the_engine_samples_it() {
         engine.script(&question, [Answer::text(answer).thinking("First the other.").in_bytes(), Answer::text("Done.")]);
         let agent = Agent::open(&app, json!({})).await;
         engine.switch(|switches| switches.hold_behind = Some(70));
-        let mut response = agent.call(dialect, &dialect.body(&[question.clone()], true)).await;
+        let mut response = agent.call(dialect, &dialect.body(std::slice::from_ref(&question), true)).await;
         assert_eq!(response.status(), 200);
         let mut seen = hear(&mut response, "I look").await;
         assert!(said(&seen).contains("the other"), "the thought comes first: {seen}");
@@ -53,7 +53,8 @@ async fn an_agent_receives_an_answer_while_the_engine_samples_it() {
         assert_eq!(updated.expect("the engine answers").status(), 200);
         engine.switch(|switches| switches.hold_behind = None);
         seen.push_str(&response.text().await.expect("the answer ends well"));
-        assert_eq!(dialect.text_of_events(&seen), answer);
+        assert!(said(&seen).ends_with(answer), "{seen}");
+        assert!(ENDS.iter().any(|end| seen.trim_end().lines().any(|line| line.contains(end))), "{seen}");
         assert_eq!(agent.turns(&app).await.len(), 1);
 
         // What the agent sends back is what was recorded.
@@ -77,9 +78,10 @@ async fn an_answer_that_fails_in_the_middle_ends_with_an_error() {
         engine.script(&question, [Answer::text("I look for the thing, and then for another one.").in_bytes()]);
         let agent = Agent::open(&app, json!({})).await;
         engine.switch(|switches| switches.hold_behind = Some(30));
-        let mut response = agent.call(dialect, &dialect.body(&[question.clone()], true)).await;
+        let mut response = agent.call(dialect, &dialect.body(std::slice::from_ref(&question), true)).await;
         let mut seen = hear(&mut response, "I look").await;
-        agent.finish(&app, 0.0).await;
+        let end = json!({"reason": "enough"});
+        app.post(&format!("/sessions/{}/abort", agent.id()), end).await.expect(200);
         engine.switch(|switches| switches.hold_behind = None);
         seen.push_str(&response.text().await.expect("the events end well"));
         assert!(!ENDS.iter().any(|end| seen.contains(end)), "{seen}");
