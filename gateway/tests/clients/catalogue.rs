@@ -47,6 +47,8 @@ pub(crate) struct Client {
     stateless: &'static [&'static str],
     /// What else it goes through.
     pub(crate) courses: &'static [Course],
+    /// Whether it says of a call that it repeats it.
+    pub(crate) counts_repeats: bool,
 }
 
 /// One answer of the model.
@@ -140,6 +142,7 @@ pub(crate) const CLIENTS: &[Client] = &[
         needs: Needs::Python312("client-openhands"),
         steps: openhands,
         courses: &[Course::Cut],
+        counts_repeats: false,
         ..OF_PYTHON
     },
     Client { name: "litellm_chat", package: "litellm", needs: Needs::Python("client-litellm"), ..OF_PYTHON },
@@ -174,7 +177,15 @@ pub(crate) const CLIENTS: &[Client] = &[
         steps: claude_code,
         ..PROGRAM
     },
+    Client {
+        name: "claude_code_default",
+        package: "@anthropic-ai/claude-code",
+        is_anthropic: true,
+        steps: claude_code,
+        ..PROGRAM
+    },
     Client { name: "codex", package: "@openai/codex", steps: codex, ..OF_NODE },
+    Client { name: "codex_default", package: "@openai/codex", steps: codex_default, ..OF_NODE },
     Client { name: "opencode", package: "opencode-ai", steps: opencode, ..PROGRAM },
     Client { name: "qwen_code", package: "@qwen-code/qwen-code", steps: qwen_code, ..PROGRAM },
 ];
@@ -187,6 +198,7 @@ const OF_PYTHON: Client = Client {
     steps: two_tools,
     stateless: &[],
     courses: &[Course::Twice, Course::Cut],
+    counts_repeats: true,
 };
 const OF_NODE: Client = Client { needs: Needs::Node, ..OF_PYTHON };
 /// A program whose answers name its folder, so that two of it cannot have the same.
@@ -273,6 +285,15 @@ fn codex(_folder: &Path) -> Vec<Step> {
         Step::call("exec_command", &arguments(&[("cmd", TEST)])),
         Step::say("The test passes."),
     ]
+}
+
+/// Its one tool for commands takes JavaScript.
+fn codex_default(_folder: &Path) -> Vec<Step> {
+    let run = |command: &str| {
+        let script = format!("const done = await tools.exec_command({{cmd: {}}});\ntext(done.output);", json!(command));
+        Step::call("exec", &arguments(&[("input", &script)]))
+    };
+    vec![run("sed -i 's/a - b/a + b/' calc.py"), run(TEST), Step::say("The test passes.")]
 }
 
 fn opencode(folder: &Path) -> Vec<Step> {

@@ -181,7 +181,12 @@ async fn check_course(
     let workers = if course == Course::Twice { 2 } else { 1 };
     let counts = |assembly: &SessionAssembly| [assembly.calls, assembly.trained_tokens];
     let expected = counts(smooth).map(|count| workers * count);
-    ensure!(counts(&run.assembly) == expected, "{:?} instead of {expected:?}", run.assembly);
+    let mut found = counts(&run.assembly);
+    if !client.counts_repeats {
+        // The call goes on without its client for a while. Nothing tells that the next call repeats it.
+        found[0] -= run.assembly.dropped.undelivered;
+    }
+    ensure!(found == expected, "{:?} instead of {expected:?}", run.assembly);
     Ok(())
 }
 
