@@ -163,10 +163,25 @@ fn shells_and_patches_have_actions() {
     assert_eq!((&output[3]["execution"], &output[3]["arguments"]), (&json!("client"), &json!({"query": "calc"})));
     assert_come_back(&tools, &calls, &output);
     // What fits no action is a call that the client answers with an error.
-    for arguments in ["ls", "{}", "{\"command\": \"ls\"}", "[]"] {
-        let item = &self::output(&request, &[tool_call("c", "local_shell", arguments)])[0];
+    for (name, arguments) in [
+        ("local_shell", "ls"),
+        ("local_shell", "{}"),
+        ("local_shell", "{\"command\": \"ls\"}"),
+        ("local_shell", "[]"),
+        ("shell", "{\"commands\": \"ls\"}"),
+        ("apply_patch", "{\"type\": \"create_file\", \"path\": \"a.py\"}"),
+        ("apply_patch", "{\"type\": \"move_file\", \"path\": \"a.py\"}"),
+    ] {
+        let item = &self::output(&request, &[tool_call("c", name, arguments)])[0];
         assert_eq!((&item["type"], &item["arguments"]), (&json!("function_call"), &json!(arguments)));
     }
+}
+
+#[test]
+fn a_search_for_tools_that_the_provider_runs_is_left_out() {
+    let request = request(&json!([{"type": "tool_search"}]), &[]);
+    assert!(request.tools.is_empty());
+    assert_eq!(request.warnings.kinds().map(|part| part.kind.as_str()).collect::<Vec<_>>(), ["tool_search"]);
 }
 
 #[test]
@@ -203,10 +218,13 @@ fn items_of_the_history_add_tools_and_may_repeat_them() {
         added(json!([tool("g", "old"), {"type": "web_search"}])),
         added(json!([tool("g", "new"), {"type": "custom", "name": "f"}])),
         json!({"type": "tool_search_output", "call_id": "c", "tools": [found.clone()]}),
-        added(json!([found])),
+        added(json!([found, {"type": "custom", "name": "h"}])),
+        added(json!([tool("h", "")])),
     ];
     let request = request(&json!([tool("f", "")]), &history);
-    assert_eq!(names(&request), ["f", "g", "mcp__calc__add"]);
+    assert_eq!(names(&request), ["f", "g", "mcp__calc__add", "h"]);
+    let output = output(&request, &[tool_call("c1", "f", "{\"input\": \"x\"}"), tool_call("c2", "h", "{}")]);
+    assert_eq!((&output[0]["type"], &output[1]["type"]), (&json!("custom_tool_call"), &json!("function_call")));
     assert_eq!(functions(&request)[1]["description"], "new");
     assert_eq!(functions(&request)[0]["parameters"]["required"], json!(["input"]));
     assert_eq!(request.tool_choice, None);

@@ -17,6 +17,7 @@ mod exact;
 mod group;
 mod parts;
 mod references;
+mod repeats;
 mod requests;
 #[cfg(feature = "exact")]
 mod streaming;

@@ -5,7 +5,7 @@ use reqwest::Response;
 use serde_json::{Value, json};
 use sqlx::Connection as _;
 
-use super::{Agent, Dialect, error, message, success};
+use super::{Agent, Dialect, PATIENCE, error, message, success};
 use crate::support::{Backend, TestApp, eventually, on_both_stores, text};
 
 /// How an agent tells of the conversation before a call.
@@ -137,6 +137,28 @@ on_both_stores! {
         let refused = agent.http.get(agent.url(&format!("/responses/{response}"))).send().await;
         assert_eq!(refused.expect("the listener answers").status(), 401);
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_a_call_names_takes_bytes_from_the_budget() {
+    let config = "[limits]\nbody_bytes = 60_000\nbody_timeout_s = 1\n\n\
+                  [sessions]\nlisten = \"127.0.0.1:0\"\ninflight_bytes = 65_536\n";
+    let app = TestApp::start_with(Backend::Sqlite, config).await;
+    let agent = Agent::open(&app, json!({})).await;
+    let long = json!({"model": "m", "input": "x".repeat(40_000)});
+    let answer = success(agent.call(Dialect::Responses, &long).await).await;
+    app.engine.switch(|switches| switches.stall = true);
+    let held = tokio::spawn(agent.request(Dialect::Responses, &long).send());
+    app.engine.wait(|log| log.stalled == 1).await;
+    // The bytes of both bodies have room in the budget.
+    let names = json!({"model": "m", "input": "Go on.", "previous_response_id": answer["id"]});
+    let call = tokio::time::timeout(PATIENCE, agent.call(Dialect::Responses, &names)).await;
+    let (status, retry, refused) = error(call.expect("it is refused and not sent to the engine")).await;
+    assert_eq!((status.as_u16(), retry), (503, Some(true)), "{refused}");
+    app.engine.switch(|switches| switches.stall = false);
+    success(held.await.expect("the task goes on").expect("the listener answers")).await;
+    success(agent.call(Dialect::Responses, &names).await).await;
+    app.finish().await;
 }
 
 /// A store may take longer to find the answer than a client waits for a sign of life.

@@ -89,6 +89,9 @@ async fn a_repeated_call_gets_its_answer_in_the_same_shape() {
     let again = agent.request(Dialect::Responses, &body).header("x-stainless-retry-count", "1").send().await;
     let again = success(again.expect("the listener answers")).await;
     assert_eq!(again["output"], first["output"]);
+    let read = agent.http.get(agent.url(&format!("/responses/{}", text(&first["id"])))).bearer_auth(agent.key());
+    let read = success(read.send().await.expect("the listener answers")).await;
+    assert_eq!(read["output"], first["output"]);
     assert_eq!(again["output"][0]["type"], "custom_tool_call");
     app.finish().await;
 }
