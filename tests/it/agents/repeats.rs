@@ -8,7 +8,7 @@ use tokio::{
     net::TcpStream,
 };
 
-use super::{Agent, DIALECTS, Dialect, engines::start, metric, success};
+use super::{Agent, DIALECTS, Dialect, answers, engines::start, metric, success};
 use crate::support::TestApp;
 
 /// Sends a request, closes the connection as soon as the engine was asked, and waits until the service has noticed that.
@@ -57,6 +57,45 @@ async fn a_repeat_gets_the_answer_to_the_call_whose_client_gave_up() {
     let ended = agent.finish(&app, 1.0).await;
     let dropped = ended["assembly"]["dropped"].as_object().expect("counts");
     assert!(dropped.values().all(|count| *count == 0), "{dropped:?}");
+    app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_repeat_does_not_get_the_answer_to_another_call() {
+    let app = start(600).await;
+    // Where nothing is recorded, the store cannot tell which answer it is.
+    let agent = Agent::open(&app, json!({"models": {"m": {"policy": null}, "other": {"policy": "default"}}})).await;
+    app.engine.switch(|switches| switches.stall = true);
+    let request = |question: &str, count: &str| {
+        let body = Dialect::Chat.body(&[question.to_owned()], false);
+        agent.request(Dialect::Chat, &body).header("x-stainless-retry-count", count)
+    };
+    for (question, answer) in [("First?", "One."), ("Second?", "Two.")] {
+        app.engine.script(question, answers(&[answer]));
+        let is_asked = |log: &Log| log.calls().any(|call| call.text.contains(question));
+        give_up(&app, request(question, "0"), app.engine.wait(is_asked)).await;
+    }
+    let repeat = tokio::spawn(request("Second?", "1").send());
+    app.engine.switch(|switches| switches.stall = false);
+    let answer = success(repeat.await.expect("the task goes on").expect("the listener answers")).await;
+    assert_eq!(Dialect::Chat.text(&answer), "Two.");
+    app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_call_of_a_client_that_does_not_count_its_repeats_ends_with_the_connection() {
+    let app = start(600).await;
+    let agent = Agent::open(&app, json!({})).await;
+    app.engine.switch(|switches| switches.stall = true);
+    let body = Dialect::Chat.body(&["Hello.".to_owned()], false);
+    let request = agent.request(Dialect::Chat, &body);
+    let asked = |log: &Log| log.calls().filter(|call| call.text.contains("Hello.")).count();
+    give_up(&app, request, app.engine.wait(|log| asked(log) == 1)).await;
+    let again = tokio::spawn(agent.request(Dialect::Chat, &body).header("x-stainless-retry-count", "1").send());
+    // The engine is asked again.
+    app.engine.wait(|log| asked(log) == 2).await;
+    app.engine.switch(|switches| switches.stall = false);
+    success(again.await.expect("the task goes on").expect("the listener answers")).await;
     app.finish().await;
 }
 
