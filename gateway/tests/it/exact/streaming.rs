@@ -50,7 +50,7 @@ impl Received {
 /// An engine that answers `request` with a thought, a text and a call, and a session.
 async fn start() -> (FakeEngine, Session, Request) {
     let (engine, session) = Session::start(EngineKind::Vllm).await;
-    let script = Answer::text("I look for the größte thing 🙂 and then for one more.")
+    let script = Answer::text("I look for the größte thing for €€€€€€€€€ and then for one more.")
         .thinking("The user wants a thing, and I have not seen it.")
         .call("bash", r#"{"command": "ls"}"#)
         .in_bytes();
