@@ -110,6 +110,8 @@ pub struct Switches {
     pub parses: bool,
     /// Parses the parts of an answer without looking for thoughts and tool calls, but the whole with them.
     pub parses_parts_apart: bool,
+    /// Whether vLLM's endpoint of ids answers with events where it is asked to. What is in between may not.
+    pub sends_events: bool,
     /// Holds the events of an answer back behind so many of its ids.
     pub hold_behind: Option<usize>,
     /// Refuses messages with a system message that is not the first, as templates of Qwen 3.5 and later do.
@@ -149,6 +151,7 @@ impl Default for Switches {
             rendered: None,
             parses: true,
             parses_parts_apart: false,
+            sends_events: true,
             hold_behind: None,
             one_system: false,
             aborts: 0,

@@ -155,6 +155,8 @@ pub struct Upstream {
     generates: Arc<AtomicBool>,
     /// Whether the last probe found that vLLM parses nothing, so that the gateway can decode its answers.
     speaks_plainly: Arc<AtomicBool>,
+    /// Whether the last probe found that vLLM's endpoint of ids answers with events.
+    sends_events: Arc<AtomicBool>,
     withheld: Arc<Withheld>,
 }
 
@@ -167,6 +169,7 @@ impl Upstream {
             transport,
             generates: Arc::default(),
             speaks_plainly: Arc::default(),
+            sends_events: Arc::default(),
             withheld: Arc::default(),
         })
     }

@@ -262,7 +262,7 @@ async fn answer(state: &Arc<State>, endpoint: Endpoint, body: &[u8]) -> Result<R
         Endpoint::Ids => request.answer_vllm_ids(sampled, &switches),
         Endpoint::Generate => request.answer_sglang_ids(sampled, &switches),
     };
-    if request.as_events {
+    if request.as_events && switches.sends_events {
         return Ok(stream(state, &request, &answer));
     }
     let mut text = answer.to_string().into_bytes();

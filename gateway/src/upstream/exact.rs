@@ -137,6 +137,22 @@ pub(super) async fn speaks_plainly(upstream: &Upstream, call: &EngineCall<'_>, p
     true
 }
 
+/// Whether each worker of vLLM sends answers as events that can be recorded. Older versions and what is in between may not.
+pub(super) async fn sends_events(upstream: &Upstream, call: &EngineCall<'_>, prompt: &ExactPrompt<'_>) -> bool {
+    let streaming = Streaming::new(drop);
+    for worker in 0..upstream.options.urls.len() {
+        let workers = &[worker][..];
+        let exchange = Exchange { upstream, way: Way::Vllm, call, prompt, workers, rid: call.rid };
+        let (mut pieces, mut tries) = (Pieces::default(), Tries::default());
+        let streamed = exchange.stream(prompt.ids, Some(1), &[], &mut pieces, &streaming, &mut tries).await;
+        let Ok((answer, None)) = streamed else { return false };
+        if !check::part(&answer, 0, &upstream.options).is_ok_and(|part| part.tokens.len() == 1) {
+            return false;
+        }
+    }
+    true
+}
+
 /// How many tokens may be sampled, which vLLM must be told.
 fn bound(upstream: &Upstream, call: &EngineCall<'_>, prompt: &ExactPrompt<'_>) -> Result<Option<u32>, UpstreamError> {
     let context = upstream.options.context_tokens.map(|context| context.saturating_sub(prompt.ids.len() as u32));
@@ -249,7 +265,8 @@ impl Exchange<'_> {
 
     /// Whether the answer can be sent while it is sampled.
     fn streams(&self) -> bool {
-        self.way == Way::Vllm && self.call.request.stop.is_empty()
+        let can = self.way == Way::Vllm && self.upstream.sends_events.load(Ordering::Relaxed);
+        can && self.call.request.stop.is_empty()
     }
 
     /// Samples an answer that comes as events, and sends pieces of it. With what arrived comes the error that ended it

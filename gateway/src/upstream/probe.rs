@@ -164,7 +164,8 @@ impl Upstream {
     /// Samples one token behind these ids at each worker and checks the answers, for the mode `exact`. `request` is
     /// the conversation that the ids were rendered from, such as [`probe_request`].
     ///
-    /// Answers of vLLM are parsed by a request of their own, unless the probe finds that it has no parser.
+    /// Answers of vLLM are parsed by a request of their own, unless the probe finds that it has no parser, and are sent
+    /// while they are sampled if the probe finds that they come as events.
     ///
     /// The chat endpoint of older versions of SGLang takes no ids. If `/generate` does, and the engine parses its
     /// answers, later calls are sent there.
@@ -193,6 +194,8 @@ impl Upstream {
                         let call = EngineCall { rid: &rid, ..call(&request, model, 1.0) };
                         let plainly = exact::speaks_plainly(self, &call, &prompt).await;
                         self.speaks_plainly.store(plainly, Ordering::Relaxed);
+                        let events = exact::sends_events(self, &call, &prompt).await;
+                        self.sends_events.store(events, Ordering::Relaxed);
                     }
                     return Verdict::Ready;
                 }

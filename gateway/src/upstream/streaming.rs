@@ -1,9 +1,9 @@
 //! Answers that reach the agent while the engine samples them.
 //!
 //! What was sent cannot be taken back, so nothing may be sampled twice: if the engine aborts a call, or its connection
-//! breaks, the call goes on behind the ids that have arrived. That takes an endpoint of ids that streams, which is vLLM's.
-//! SGLang's chat endpoint tells no ids with events. A stop text may begin with what was sampled last, so an answer with
-//! stop texts comes as a whole.
+//! breaks, the call goes on behind the ids that have arrived. That takes an endpoint of ids that streams, which is vLLM's;
+//! a probe finds out whether it does. SGLang's chat endpoint tells no ids with events. A stop text may begin with what was
+//! sampled last, so an answer with stop texts comes as a whole.
 //!
 //! vLLM parses an answer in parts, and begins each time with the first id. So the parts grow with the answer, which keeps
 //! the work of an answer linear. The message that is recorded is still the one that vLLM makes of all ids.

@@ -22,6 +22,7 @@ use std::{
 use anyhow::{Context as _, bail, ensure};
 use catalogue::{CLIENTS, Client, FILES, Step, TASK_KEY, scripts};
 use forebay_client::wire::SessionAssembly;
+use forebay_gateway::engine::{Received, tokenizer::decode};
 use process::Installed;
 use recorder::{Exchange, Recorder};
 use serde_json::{Value, json};
@@ -55,6 +56,18 @@ struct Place {
 struct Pair {
     observe: Run,
     exact: Run,
+}
+
+/// Whether the engine was asked for an answer about the task, in messages or in ids.
+fn asks_about_the_task(request: &Received) -> bool {
+    match request.path.as_str() {
+        "/v1/chat/completions" => request.text.contains(TASK_KEY),
+        "/inference/v1/generate" => {
+            let ids: Vec<i32> = serde_json::from_value(request.json()["token_ids"].clone()).unwrap_or_default();
+            decode(&ids).contains(TASK_KEY)
+        }
+        _ => false,
+    }
 }
 
 /// A run of a client.
@@ -259,7 +272,7 @@ async fn run(client: &Client, installed: &Installed, thinks: bool, mode: Mode, c
     }
     let folders = [place.task.display().to_string(), place.home.path().display().to_string()];
     // Probes of the engine have other texts.
-    let asked = log.calls().filter(|call| call.text.contains(TASK_KEY)).count();
+    let asked = log.received.iter().filter(|request| asks_about_the_task(request)).count();
     Ok(Run { thinks, steps, exchanges, asked, assembly, folders, session: session.session_id })
 }
 

@@ -41,17 +41,23 @@ pub(crate) struct Service {
 impl Service {
     /// Starts it with its database in this folder.
     pub(crate) async fn start(folder: &Path, mode: Mode) -> anyhow::Result<Self> {
-        let engine = FakeEngine::start(EngineKind::Sglang).await;
+        // Only vLLM in the mode exact lets answers be sent while they are sampled.
+        let (kind, name) = match mode {
+            Mode::Observe => (EngineKind::Sglang, "sglang"),
+            Mode::Exact => (EngineKind::Vllm, "vllm"),
+        };
+        let engine = FakeEngine::start(kind).await;
         engine.switch(|switches| switches.context_tokens = CONTEXT_TOKENS);
         let config = folder.join("forebay.toml");
         let mut text = format!(
-            "[sessions]\nlisten = \"127.0.0.1:0\"\n\n[[upstream]]\nname = \"fake\"\nkind = \"sglang\"\nurls = [\"{}\"]\n",
+            "[sessions]\nlisten = \"127.0.0.1:0\"\n\n[[upstream]]\nname = \"fake\"\nkind = \"{name}\"\nurls = [\"{}\"]\n",
             engine.url()
         );
         if mode == Mode::Exact {
             FakeEngine::write_model(folder)?;
             let tokenizer = folder.join("tokenizer.json");
-            writeln!(text, "mode = \"exact\"\ntokenizer = \"{}\"", tokenizer.display())?;
+            writeln!(text, "mode = \"exact\"\ncontext_tokens = {CONTEXT_TOKENS}")?;
+            writeln!(text, "tokenizer = \"{}\"", tokenizer.display())?;
             text += "family = { stops = [\"<|im_end|>\"], close = \"<|im_end|>\" }\n";
         }
         std::fs::write(&config, text)?;

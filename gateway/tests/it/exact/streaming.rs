@@ -6,7 +6,7 @@ use forebay_gateway::{
     Completion, Dialect, Request, UpstreamError,
     completion::{AssistantMessage, Piece},
     engine::{Answer, EngineKind, FakeEngine},
-    upstream::Streaming,
+    upstream::{Streaming, probe::Verdict},
 };
 use serde_json::json;
 use tokio::sync::watch;
@@ -55,6 +55,7 @@ async fn start() -> (FakeEngine, Session, Request) {
         .call("bash", r#"{"command": "ls"}"#)
         .in_bytes();
     engine.script("Look", [script]);
+    assert_eq!(session.probe().await, Verdict::Ready);
     (engine, session, with_tools(&json!([user("Look!")])))
 }
 
@@ -103,6 +104,7 @@ async fn an_answer_goes_on_behind_what_was_sent() {
     // The engine aborts the call, or the connection breaks.
     for is_cut in [false, true] {
         let (engine, mut session, request) = start().await;
+        let probed = engine.log().at(GENERATE).count();
         let received = Received::default();
         let streaming = received.streaming();
         let said = if is_cut {
@@ -121,7 +123,7 @@ async fn an_answer_goes_on_behind_what_was_sent() {
         received.begins(&completion.message);
         assert!(!is_cut || (!said.0.is_empty() && received.said().0.starts_with(&said.0)), "{said:?}");
         let log = engine.log();
-        let sent: Vec<_> = log.at(GENERATE).map(|request| request.json()["token_ids"].clone()).collect();
+        let sent: Vec<_> = log.at(GENERATE).skip(probed).map(|request| request.json()["token_ids"].clone()).collect();
         let [first, second] = &sent[..] else { panic!("{sent:?}") };
         let (first, second) = (first.as_array().expect("ids").len(), second.as_array().expect("ids").len());
         assert!(second > first + 20, "the second request begins behind the ids of the first: {first} {second}");
@@ -138,6 +140,17 @@ async fn an_answer_with_stop_texts_comes_as_a_whole() {
     let answered = session.streamed(&request, &received.streaming()).await.expect("the engine answers");
     assert_eq!(received.said(), (String::new(), String::new()));
     assert_eq!(answered.completion.message, whole(&engine, &mut session, &request).await.message);
+}
+
+#[tokio::test]
+async fn an_engine_that_sends_no_events_is_asked_for_the_whole() {
+    let (engine, mut session, request) = start().await;
+    engine.switch(|switches| switches.sends_events = false);
+    assert_eq!(session.probe().await, Verdict::Ready);
+    let received = Received::default();
+    let answered = session.streamed(&request, &received.streaming()).await.expect("the engine answers");
+    assert_eq!(received.said(), (String::new(), String::new()));
+    assert_eq!(answered.completion, whole(&engine, &mut session, &request).await);
 }
 
 #[tokio::test]
