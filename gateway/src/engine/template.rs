@@ -115,15 +115,11 @@ pub(super) fn rendered_message(message: &WireMessage) -> String {
     text
 }
 
-/// The first question of a rendered conversation.
-pub(super) fn question(prompt: &str) -> String {
-    let behind = prompt.split_once("<|im_start|>user\n").map_or("", |(_, behind)| behind);
-    behind.split("<|im_end|>").next().unwrap_or_default().to_owned()
-}
-
-/// How many answers a rendered conversation has.
-pub(super) fn turns(prompt: &str) -> usize {
-    prompt.matches(OPENING).count().saturating_sub(1)
+/// How many answers a rendered conversation has behind the first message of the user with this key.
+pub(super) fn turns_behind(prompt: &str, key: &str) -> Option<usize> {
+    let said = |place: &usize| prompt[*place..].split("<|im_end|>").next().is_some_and(|said| said.contains(key));
+    let place = prompt.match_indices("<|im_start|>user\n").map(|(place, _)| place).find(said)?;
+    Some(prompt[place..].matches(OPENING).count().saturating_sub(1))
 }
 
 /// What a prompt has behind the opening of the answer.

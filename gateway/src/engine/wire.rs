@@ -157,7 +157,7 @@ impl ChatRequest {
     pub(super) fn scripted<'a>(&self, key: &str, answers: &'a [Answer]) -> Option<&'a Answer> {
         if self.messages.is_empty() {
             let prompt = tokenizer::decode(&self.prompt());
-            return answers.get(template::turns(&prompt)).filter(|_| template::question(&prompt).contains(key));
+            return answers.get(template::turns_behind(&prompt, key)?);
         }
         let asks = |message: &WireMessage| message.role == "user" && message.text().contains(key);
         let asked = self.messages.iter().position(asks)?;

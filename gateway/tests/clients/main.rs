@@ -1,11 +1,11 @@
 //! Real agents, each in its own process, through recorded sessions: `make test-clients`.
 //!
 //! Each client repairs a file and runs a test, in a folder of its own. A fake engine replays what its model should say;
-//! the service records the calls, once in the mode `observe` and once in the mode `exact`. Then each trained token is
-//! compared with the context that it was sampled in. Arguments are names of clients, and `--record` to write what they
-//! sent to `recordings`, which `make test` sends again. With `--slow` each client meets an engine that needs minutes for
-//! an answer and nothing else: `make endure`. The name `openhands_group` stands for a whole group of OpenHands that is
-//! trained: `make test-openhands`.
+//! the service records the calls, once in the mode `observe` and once in the mode `exact`, there also with an engine whose
+//! answers arrive in pieces. Then each trained token is compared with the context that it was sampled in. Arguments are
+//! names of clients, and `--record` to write what they sent to `recordings`, which `make test` sends again. With `--slow`
+//! each client meets an engine that needs minutes for an answer and nothing else: `make endure`. The name
+//! `openhands_group` stands for a whole group of OpenHands that is trained: `make test-openhands`.
 
 mod catalogue;
 mod group;
@@ -163,6 +163,9 @@ async fn run_in_both_modes(client: &Client, installed: &Installed, thinks: bool)
         calls[1]
     );
     if thinks {
+        let pieces = run(client, installed, thinks, Mode::Pieces, Course::Smooth).await.context("pieces")?;
+        let counts = |run: &Run| [run.assembly.calls, run.assembly.segments, run.assembly.trained_tokens];
+        ensure!(counts(&pieces) == counts(&exact), "in pieces {:?} instead of {:?}", pieces.assembly, exact.assembly);
         for &course in client.courses {
             check_course(client, installed, course, &exact.assembly).await.with_context(|| format!("{course:?}"))?;
         }
@@ -173,7 +176,7 @@ async fn run_in_both_modes(client: &Client, installed: &Installed, thinks: bool)
 /// Runs a client whose first answer takes minutes. It makes the calls that it makes otherwise, so it has not given up.
 async fn run_slowly(client: &Client, installed: &Installed) -> anyhow::Result<u64> {
     let mut calls = 0;
-    for mode in [Mode::Observe, Mode::Exact] {
+    for mode in [Mode::Observe, Mode::Exact, Mode::Pieces] {
         let smooth = run(client, installed, true, mode, Course::Smooth).await?;
         let slow = run(client, installed, true, mode, Course::Slow).await?;
         let counts = |run: &Run| (run.assembly.calls, run.asked);
@@ -261,10 +264,13 @@ async fn run(client: &Client, installed: &Installed, thinks: bool, mode: Mode, c
     let assembly = service.finish(&session.session_id, 1.0).await?;
     let trained = service.check_batch().await?;
     ensure!(trained as u64 == assembly.trained_tokens, "{trained} tokens are trained, and {assembly:?}");
-    // The engine compares the ids that it is sent with the messages.
     let log = service.engine.log();
     let with_ids = log.calls().filter(|call| call.json()["input_ids"].is_array()).count();
-    let sampled = if mode == Mode::Exact { with_ids } else { log.calls().count() - with_ids };
+    let sampled = match mode {
+        Mode::Observe => log.calls().count() - with_ids,
+        Mode::Exact => with_ids,
+        Mode::Pieces => log.at("/inference/v1/generate").count(),
+    };
     ensure!(sampled as u64 >= assembly.calls, "the engine was called {sampled} times, and {assembly:?}");
     for exchange in &exchanges {
         let is_success = exchange.status.is_some_and(|status| status.is_success());

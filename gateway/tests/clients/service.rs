@@ -25,8 +25,10 @@ const CONTEXT_TOKENS: usize = 1 << 20;
 pub(crate) enum Mode {
     /// The engine.
     Observe,
-    /// The service.
+    /// The service. The engine, SGLang, compares the ids with the messages beside them.
     Exact,
+    /// The same with vLLM, which lets answers be sent while they are sampled.
+    Pieces,
 }
 
 /// The running service. Dropping it kills it.
@@ -41,10 +43,9 @@ pub(crate) struct Service {
 impl Service {
     /// Starts it with its database in this folder.
     pub(crate) async fn start(folder: &Path, mode: Mode) -> anyhow::Result<Self> {
-        // Only vLLM in the mode exact lets answers be sent while they are sampled.
         let (kind, name) = match mode {
-            Mode::Observe => (EngineKind::Sglang, "sglang"),
-            Mode::Exact => (EngineKind::Vllm, "vllm"),
+            Mode::Observe | Mode::Exact => (EngineKind::Sglang, "sglang"),
+            Mode::Pieces => (EngineKind::Vllm, "vllm"),
         };
         let engine = FakeEngine::start(kind).await;
         engine.switch(|switches| switches.context_tokens = CONTEXT_TOKENS);
@@ -53,7 +54,7 @@ impl Service {
             "[sessions]\nlisten = \"127.0.0.1:0\"\n\n[[upstream]]\nname = \"fake\"\nkind = \"{name}\"\nurls = [\"{}\"]\n",
             engine.url()
         );
-        if mode == Mode::Exact {
+        if mode != Mode::Observe {
             FakeEngine::write_model(folder)?;
             let tokenizer = folder.join("tokenizer.json");
             writeln!(text, "mode = \"exact\"\ncontext_tokens = {CONTEXT_TOKENS}")?;
