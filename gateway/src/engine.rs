@@ -110,6 +110,8 @@ pub struct Switches {
     pub parses: bool,
     /// Parses the parts of an answer without looking for thoughts and tool calls, but the whole with them.
     pub parses_parts_apart: bool,
+    /// How many of the next whole answers vLLM fails to parse.
+    pub parse_failures: u32,
     /// Whether vLLM's endpoint of ids answers with events where it is asked to. What is in between may not.
     pub sends_events: bool,
     /// Holds the events of an answer back behind so many of its ids.
@@ -151,6 +153,7 @@ impl Default for Switches {
             rendered: None,
             parses: true,
             parses_parts_apart: false,
+            parse_failures: 0,
             sends_events: true,
             hold_behind: None,
             one_system: false,

@@ -118,6 +118,9 @@ async fn serve(state: &Arc<State>, request: Request<Incoming>) -> Result<Respons
             call(state, Endpoint::Score, &body).await
         }
         (Method::POST, "/v1/chat/completions/derender") if state.kind == EngineKind::Vllm => {
+            if value["stream"] != true && take(state, |switches| &mut switches.parse_failures) {
+                return Ok(reply(500, &json!({"error": {"message": "the parser broke"}})));
+            }
             let switches = state.switches.borrow().clone();
             Ok(wire::derender(&value, &switches)
                 .map_or_else(|why| refusal(state.kind, why), |answer| reply(200, &answer)))

@@ -20,7 +20,7 @@ use super::{
     answer::{EngineAnswer, Generated},
     body::{self, Ids},
     check::{self, Part},
-    streaming::{Pieces, Progress, Streaming},
+    streaming::{Ended, Pieces, Progress, Streaming},
     transport::{Events, Post, Room},
 };
 use crate::{
@@ -100,19 +100,17 @@ pub(super) async fn complete_by(
     let rid = format!("{}-parse", call.rid);
     let exchange = Exchange { upstream, way, call, prompt, workers, rid: &rid };
     let mut tries = Tries::default();
-    let last = match exchange.sample(&mut progress, &mut tries).await {
-        Ok(last) => last,
+    match exchange.answer(&mut progress, &mut tries).await {
+        Ok((completion, parsing)) => {
+            Ok(Answered { completion, aborts: tries.aborts, reconnects: tries.reconnects, parsing })
+        }
         Err(error) => {
             if let Some(streaming) = call.streaming {
                 streaming.put(progress);
             }
-            return Err(error);
+            Err(error)
         }
-    };
-    let (parses, began) = (exchange.parses(&progress.sampled), Instant::now());
-    let completion = exchange.completion(progress, last.as_ref(), &mut tries.reconnects).await?;
-    let parsing = if parses { began.elapsed() } else { Duration::ZERO };
-    Ok(Answered { completion, aborts: tries.aborts, reconnects: tries.reconnects, parsing })
+    }
 }
 
 /// What a call took besides one request.
@@ -212,6 +210,20 @@ pub(super) struct Exchange<'a> {
 }
 
 impl Exchange<'_> {
+    /// Samples what is left of an answer, and has it parsed. An error leaves what is there of it.
+    async fn answer(
+        &self,
+        progress: &mut Progress,
+        tries: &mut Tries,
+    ) -> Result<(Completion, Duration), UpstreamError> {
+        if progress.ended.is_none() {
+            progress.ended = Some(Ended(self.sample(progress, tries).await?));
+        }
+        let (parses, began) = (self.parses(&progress.sampled), Instant::now());
+        let completion = self.completion(progress, &mut tries.reconnects).await?;
+        Ok((completion, if parses { began.elapsed() } else { Duration::ZERO }))
+    }
+
     /// Samples until the answer ends, and returns the engine's last part of it. There is none if the answer reached the bound
     /// of tokens in another way.
     async fn sample(&self, progress: &mut Progress, tries: &mut Tries) -> Result<Option<EngineAnswer>, UpstreamError> {
@@ -219,7 +231,7 @@ impl Exchange<'_> {
         let untrusted = |fault| UpstreamError::untrusted(fault, options.kind);
         let bound = bound(self.upstream, self.call, self.prompt)?;
         loop {
-            let Progress { sampled, pieces } = progress;
+            let Progress { sampled, pieces, .. } = &mut *progress;
             let left = bound.map(|bound| bound.saturating_sub(sampled.tokens.len() as u32));
             if left == Some(0) {
                 return Ok(None);
@@ -369,13 +381,13 @@ impl Exchange<'_> {
         whole.strip_prefix(&before).map_or_else(|| (self.prompt.text)(ids), str::to_owned)
     }
 
-    /// The whole answer. `last` is the engine's last part, unless that was aborted at the bound of tokens.
+    /// The whole answer.
     async fn completion(
         &self,
-        Progress { sampled, pieces }: Progress,
-        last: Option<&EngineAnswer>,
+        Progress { sampled, pieces, ended }: &mut Progress,
         reconnects: &mut u32,
     ) -> Result<Completion, UpstreamError> {
+        let last = ended.as_ref().and_then(|Ended(last)| last.as_ref());
         let kind = self.upstream.options.kind;
         let untrusted = |fault| UpstreamError::untrusted(fault, kind);
         let choice = last.map(EngineAnswer::only_choice).transpose().map_err(untrusted)?;
@@ -402,10 +414,10 @@ impl Exchange<'_> {
                 };
                 if pieces.is_sent() { pieces.settled(self, message, spoken).await? } else { message }
             }
-            (Way::Chat, Some(choice)) if !self.parses(&sampled) => {
+            (Way::Chat, Some(choice)) if !self.parses(sampled) => {
                 choice.message.as_ref().map(|message| message.read(self.rid)).unwrap_or_default()
             }
-            _ => self.parse(&sampled, stop_matched.as_ref(), reconnects).await?,
+            _ => self.parse(sampled, stop_matched.as_ref(), reconnects).await?,
         };
         if self.way == Way::Vllm {
             match &stop_matched {
@@ -431,7 +443,7 @@ impl Exchange<'_> {
             reasoning_tokens: last.filter(|_| sampled.parts <= 1).and_then(EngineAnswer::reasoning_tokens),
         };
         let system_fingerprint = last.and_then(EngineAnswer::system_fingerprint);
-        let Sampled { tokens, logprobs, spans, version_assumed, .. } = sampled;
+        let Sampled { tokens, logprobs, spans, version_assumed, .. } = std::mem::take(sampled);
         let prompt_tokens = self.prompt.ids.to_vec();
         Ok(Completion {
             prompt_tokens,

@@ -14,7 +14,9 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::{
-    UpstreamError, body,
+    UpstreamError,
+    answer::EngineAnswer,
+    body,
     columns::{self, Choices, TOOL_CALLS_MAX},
     exact::{DERENDER, Exchange, Sampled},
     transport::Room,
@@ -38,7 +40,12 @@ pub struct Streaming {
 pub(super) struct Progress {
     pub(super) sampled: Sampled,
     pub(super) pieces: Pieces,
+    /// The end of the answer, which may still have to be parsed.
+    pub(super) ended: Option<Ended>,
 }
+
+/// The engine's last part of an answer; none if the answer reached the bound of tokens in another way.
+pub(super) struct Ended(pub(super) Option<EngineAnswer>);
 
 /// What was made of the ids so far.
 #[derive(Default)]
@@ -120,7 +127,7 @@ impl Pieces {
 
     /// The message of all ids, of which the sent pieces are the beginning. `whole` is what the engine made of them at once.
     pub(super) async fn settled(
-        mut self,
+        &mut self,
         exchange: &Exchange<'_>,
         whole: AssistantMessage,
         spoken: &[i32],
@@ -131,9 +138,10 @@ impl Pieces {
         }
         // The engine reads the parts in another way than the whole.
         self.parse(exchange, spoken, true).await?;
-        let Spoken { reasoning, content, calls } = self.message;
-        let some = |text: String| Some(text).filter(|text| !text.is_empty());
-        let message = AssistantMessage { reasoning: some(reasoning), content: some(content), tool_calls: calls };
+        let Spoken { reasoning, content, calls } = &self.message;
+        let some = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
+        let message =
+            AssistantMessage { reasoning: some(reasoning), content: some(content), tool_calls: calls.clone() };
         begun.continued(message).ok_or_else(|| UpstreamError::Failed {
             status: 500,
             message: "what the engine made of an answer contradicts what it made of its beginning".to_owned(),

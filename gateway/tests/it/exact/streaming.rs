@@ -131,6 +131,22 @@ async fn an_answer_goes_on_behind_what_was_sent() {
     }
 }
 
+/// What was sampled and sent is parsed when the engine can.
+#[tokio::test]
+async fn an_answer_that_could_not_be_parsed_is_not_sampled_again() {
+    let (engine, mut session, request) = start().await;
+    let probed = engine.log().at(GENERATE).count();
+    let received = Received::default();
+    let streaming = received.streaming();
+    engine.switch(|switches| switches.parse_failures = 1);
+    let failed = session.streamed(&request, &streaming).await.expect_err("it cannot be parsed");
+    assert!(matches!(failed, UpstreamError::Failed { status: 500, .. }), "{failed}");
+    let answered = session.streamed(&request, &streaming).await.expect("the engine answers");
+    assert_eq!(engine.log().at(GENERATE).count(), probed + 1);
+    received.begins(&answered.completion.message);
+    assert_eq!(answered.completion.message, whole(&engine, &mut session, &request).await.message);
+}
+
 #[tokio::test]
 async fn an_answer_with_stop_texts_comes_as_a_whole() {
     let (engine, mut session, _) = start().await;
