@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import threading
 from dataclasses import dataclass, field
@@ -147,14 +148,51 @@ def assembled(events: str) -> Any:
 
 
 def parsed(calls: list[Call], exchanges: list[Exchange]) -> None:
-    """Fills in what the endpoint for ids made of the answers, which has no place in their own exchange."""
+    """Fills in what the endpoint for ids made of the answers, which has no place in their own exchange.
+
+    An answer that was sent in pieces is what the endpoint made of the pieces, if it had to be asked for the last one,
+    because it reads a broken tool call in pieces in another way than at once.
+    """
+    derendered = [exchange for exchange in exchanges if exchange.path.endswith("/derender") and exchange.status == 200]
     found = {
         tuple(exchange.request["generate_response"]["choices"][0]["token_ids"]): exchange.answer["choices"][0][
             "message"
         ]
-        for exchange in exchanges
-        if exchange.path.endswith("/derender") and exchange.status == 200 and "generate_response" in exchange.request
+        for exchange in derendered
+        if "generate_response" in exchange.request
     }
+    parts = {key_of_part(exchange): exchange for exchange in derendered if "generate_chunk" in exchange.request}
     for call in calls:
         if call.message is None:
-            call.message = found.get(tuple(call.tokens)) or found.get(tuple(call.tokens[:-1]))
+            spoken = tuple(call.tokens)
+            spoken = spoken if spoken in found else spoken[:-1]
+            call.message = in_pieces(spoken, parts) or found.get(spoken)
+
+
+PartKey = tuple[tuple[int, ...], bool]
+"""The ids of an answer up to the end of a part, and whether the answer ends there."""
+
+
+def key_of_part(exchange: Exchange) -> PartKey:
+    before = (exchange.request.get("stream_state") or {}).get("output_token_ids") or []
+    choice = exchange.request["generate_chunk"]["choices"][0]
+    return tuple(before + choice["token_ids"]), choice["finish_reason"] is not None
+
+
+def in_pieces(spoken: tuple[int, ...], parts: dict[PartKey, Exchange]) -> dict[str, Any] | None:
+    """What was made of the pieces of an answer, if its last piece was asked for."""
+    last = parts.get((spoken, True))
+    if last is None:
+        return None
+    ends = itertools.accumulate(last.request["stream_state"]["output_chunk_lens"])
+    pieces = [*(parts[spoken[:end], False] for end in ends), last]
+    message: dict[str, Any] = {"content": "", "reasoning": "", "tool_calls": []}
+    for delta in (piece.answer["chunk"]["choices"][0]["delta"] for piece in pieces):
+        for name in ("content", "reasoning"):
+            message[name] += delta.get(name) or ""
+        for tool in delta.get("tool_calls") or []:
+            while len(message["tool_calls"]) <= tool["index"]:
+                message["tool_calls"].append({"function": {"name": "", "arguments": ""}})
+            for name in ("name", "arguments"):
+                message["tool_calls"][tool["index"]]["function"][name] += tool["function"].get(name) or ""
+    return message
