@@ -301,7 +301,8 @@ impl Exchange<'_> {
         loop {
             let data = match events.next(TOKEN_BYTES * sampled.len()).await {
                 Ok(Some(data)) => data,
-                Ok(None) if answer.has_ended() => return Ok((answer, None)),
+                // What comes behind the end, or breaks there, changes nothing: the call must not go on behind its last id.
+                Ok(None) | Err(_) if answer.has_ended() => return Ok((answer, None)),
                 Ok(None) => {
                     let why = "the engine's events ended before the answer did".to_owned();
                     return Ok((answer, Some(UpstreamError::Unreachable { why })));
@@ -316,7 +317,8 @@ impl Exchange<'_> {
             let part = part.map_err(|fault| UpstreamError::untrusted(fault, self.upstream.options.kind))?;
             sampled.extend_from_slice(part.sampled_ids());
             if !answer.append(part) {
-                return Ok((answer, Some(Events::failure(data))));
+                let failure = (!answer.has_ended()).then(|| Events::failure(data));
+                return Ok((answer, failure));
             }
             // The last id may only end the answer.
             if !answer.has_ended() {

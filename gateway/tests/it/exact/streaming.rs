@@ -131,6 +131,16 @@ async fn an_answer_goes_on_behind_what_was_sent() {
     }
 }
 
+#[tokio::test]
+async fn an_answer_whose_connection_breaks_behind_its_last_id_is_whole() {
+    let (engine, session, _) = start().await;
+    let body = json!({"model": "m", "messages": [user("Look!")], "max_tokens": 1});
+    let request = parsed(Dialect::Chat, &body);
+    engine.switch(|switches| switches.cuts_in_body = 1);
+    let answered = session.streamed(&request, &Received::default().streaming()).await.expect("it is whole");
+    assert_eq!(answered.completion.tokens.len(), 1);
+}
+
 /// What was sampled and sent is parsed when the engine can.
 #[tokio::test]
 async fn an_answer_that_could_not_be_parsed_is_not_sampled_again() {
