@@ -23,7 +23,7 @@ use forebay::{
         trajectory::{Trajectory, TrajectoryLimits},
     },
 };
-use forebay_client::wire::{self, Retries};
+use forebay_wire::{self as wire, Retries};
 
 const LIMITS: TrajectoryLimits = TrajectoryLimits {
     tokens_max: 2_000_000,

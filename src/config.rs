@@ -19,7 +19,7 @@ use std::{
 };
 
 use axum::http::uri::Authority;
-use forebay_client::wire::{PolicyRules, Violation};
+use forebay_wire::{PolicyRules, Violation};
 use serde::Deserialize;
 
 use self::{

@@ -15,9 +15,9 @@ use forebay::{
     },
     facades::parsers as facades,
 };
-use forebay_client::wire;
 use forebay_formats::{Importer, Options};
 use forebay_gateway::structure::{price, price_with_columns};
+use forebay_wire as wire;
 use peakmem_alloc::{INSTRUMENTED_SYSTEM, PeakMemAlloc, PeakMemAllocTrait as _};
 use proptest::{prelude::*, sample::select, test_runner::TestRunner};
 

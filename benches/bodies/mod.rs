@@ -11,7 +11,7 @@ use arrow_array::{
 use arrow_buffer::OffsetBuffer;
 use arrow_ipc::writer::StreamWriter;
 use arrow_schema::{ArrowError, Field, Schema};
-use forebay_client::wire::{Segment, Trajectory};
+use forebay_wire::{Segment, Trajectory};
 
 pub(crate) use self::json::{ROLLOUTS, TOKENS, json};
 

@@ -1,16 +1,13 @@
-//! Wire types of the Forebay API, and an async client for agents and trainers written in Rust.
+//! An async client of the Forebay API, for agents and trainers written in Rust.
 //!
-//! The crate is separate from the service so that both sides, and every test, use the same types:
-//!
-//! - [`wire`]: requests, answers and problems, plain serde structs in the order of the API contract.
-//! - `client` (feature `http`, on by default): a small client that retries what is safe to retry.
-//! - `heartbeat` (feature `http`): keeps a lease alive while a trainer computes.
+//! - [`wire`]: requests, answers and problems, plain serde structs, which the service and every test use as well.
+//! - `client`: a small client that retries what is safe to retry.
+//! - `heartbeat`: keeps a lease alive while a trainer computes.
 //!
 //! An agent posts the rollouts of a task. Once the call has returned, they are stored:
 //!
 //! ```no_run
-//! # #[cfg(feature = "http")]
-//! # async fn agent() -> Result<(), forebay_client::ClientError> {
+//! # //! # async fn agent() -> Result<(), forebay_client::ClientError> {
 //! use forebay_client::{
 //!     Client,
 //!     wire::{Segment, Status, Trajectory},
@@ -42,8 +39,7 @@
 //! Instead of segments, an agent can post its calls to the inference engine. The service assembles the segments:
 //!
 //! ```no_run
-//! # #[cfg(feature = "http")]
-//! # async fn agent() -> Result<(), forebay_client::ClientError> {
+//! # //! # async fn agent() -> Result<(), forebay_client::ClientError> {
 //! use forebay_client::{
 //!     Client,
 //!     wire::{Trajectory, Turn},
@@ -81,8 +77,7 @@
 //! and moves the weights only if the service has accepted the ack:
 //!
 //! ```no_run
-//! # #[cfg(feature = "http")]
-//! # async fn trainer() -> Result<(), Box<dyn std::error::Error>> {
+//! # //! # async fn trainer() -> Result<(), Box<dyn std::error::Error>> {
 //! use std::time::Duration;
 //!
 //! use forebay_client::{
@@ -113,16 +108,13 @@
 //! # }
 //! ```
 
-pub mod wire;
-
-#[cfg(feature = "http")]
 mod client;
-#[cfg(feature = "http")]
 mod heartbeat;
 
-#[cfg(feature = "http")]
+/// The bodies of the API.
+pub use forebay_wire as wire;
+
 pub use client::{
     Client, ClientError, ClientOptions, Export, RetryPolicy, SILENCE_TIMEOUT, TransportError, install_tls_provider,
 };
-#[cfg(feature = "http")]
 pub use heartbeat::Heartbeat;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use arrow_array::{ArrayRef, ArrowPrimitiveType, Int64Array, ListArray, PrimitiveArray, StructArray};
 use arrow_buffer::{OffsetBuffer, ScalarBuffer};
 use arrow_schema::{DataType, Field, Fields};
-use forebay_client::wire::VersionSpan;
+use forebay_wire::VersionSpan;
 
 /// The field of the items of a list.
 #[must_use]

@@ -11,7 +11,7 @@ use arrow_array::{
     types::{Float32Type, Float64Type, Int32Type, Int64Type, UInt8Type},
 };
 use arrow_schema::{ArrowError, DataType, Field, Schema, SchemaRef};
-use forebay_client::wire::{ExportCounts, ExportResult, ExportedRollout, Sampling, Segment, Trajectory, VersionSpan};
+use forebay_wire::{ExportCounts, ExportResult, ExportedRollout, Sampling, Segment, Trajectory, VersionSpan};
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 

@@ -5,7 +5,7 @@
 
 use std::{borrow::Cow, collections::BTreeMap, fmt};
 
-use forebay_client::wire::replace_lone_surrogates;
+use forebay_wire::replace_lone_surrogates;
 use serde::Serialize;
 use serde_json::{Value, value::RawValue};
 

@@ -20,7 +20,7 @@ mod trajectories;
 use std::{fmt, io, str::FromStr, thread};
 
 use arrow_array::RecordBatch;
-use forebay_client::wire::ExportedRollout;
+use forebay_wire::ExportedRollout;
 
 pub use self::{
     conversation::{Unreadable, UnreadableMessage},

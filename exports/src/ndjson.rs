@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use forebay_client::wire::ExportedRollout;
+use forebay_wire::ExportedRollout;
 
 use crate::{ExportError, Requirement, Writer, Written, lines, row};
 

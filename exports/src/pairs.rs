@@ -7,7 +7,7 @@ use std::{io::Write, sync::Arc};
 
 use arrow_array::{ArrayRef, Float64Array, StringArray};
 use arrow_schema::{DataType, Field, Schema};
-use forebay_client::wire::{ExportedRollout, Verdict};
+use forebay_wire::{ExportedRollout, Verdict};
 use serde::Serialize;
 
 use crate::{
@@ -136,7 +136,7 @@ impl Group {
 /// A copy of the parts of a rollout that pairs have.
 fn without_tokens(rollout: &ExportedRollout) -> ExportedRollout {
     let ExportedRollout { trajectory, result } = rollout;
-    let trajectory = forebay_client::wire::Trajectory {
+    let trajectory = forebay_wire::Trajectory {
         policy: trajectory.policy.clone(),
         rollout_id: trajectory.rollout_id.clone(),
         group_id: trajectory.group_id.clone(),

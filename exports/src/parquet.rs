@@ -4,7 +4,7 @@ use std::io::Write;
 
 use arrow_array::{Array as _, RecordBatch, cast::AsArray as _};
 use arrow_select::filter::filter_record_batch;
-use forebay_client::wire::ExportedRollout;
+use forebay_wire::ExportedRollout;
 
 use self::file::File;
 use crate::{

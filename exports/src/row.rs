@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, str::FromStr};
 
-use forebay_client::wire::{ExportedRollout, RolloutState, Segment, Status, Verdict, VersionSpan};
+use forebay_wire::{ExportedRollout, RolloutState, Segment, Status, Verdict, VersionSpan};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 

@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-use forebay_client::wire::{ExportedRollout, Verdict};
+use forebay_wire::{ExportedRollout, Verdict};
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::Serialize;
 use serde_json::value::RawValue;

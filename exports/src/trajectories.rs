@@ -2,7 +2,7 @@
 
 use std::io::Write;
 
-use forebay_client::wire::{ExportedRollout, Trajectory};
+use forebay_wire::{ExportedRollout, Trajectory};
 
 use crate::{ExportError, Writer, Written, lines};
 

@@ -9,7 +9,7 @@ mod messages;
 mod schema;
 mod turns;
 
-use forebay_client::wire::Violation;
+use forebay_wire::Violation;
 use serde_json::{Value, json, value::RawValue};
 
 use self::schema::Trajectory;

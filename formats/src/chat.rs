@@ -5,7 +5,7 @@
 
 mod answer;
 
-use forebay_client::wire::{Sampling, Trajectory, Turn, Violation};
+use forebay_wire::{Sampling, Trajectory, Turn, Violation};
 use serde::Deserialize;
 use serde_json::{Value, json, value::RawValue};
 

@@ -4,7 +4,7 @@
 //! Everything comes back as it was posted. What had become of a rollout is not imported, because the service decides that
 //! anew.
 
-use forebay_client::wire::{Trajectory, Violation};
+use forebay_wire::{Trajectory, Violation};
 use serde_json::value::RawValue;
 
 use crate::{

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use forebay_client::wire::{Trajectory, Violation};
+use forebay_wire::{Trajectory, Violation};
 
 use crate::options::Options;
 

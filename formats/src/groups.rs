@@ -8,7 +8,7 @@ use std::{
     io::{self, BufRead},
 };
 
-use forebay_client::wire::Trajectory;
+use forebay_wire::Trajectory;
 
 use crate::importer::Importer;
 

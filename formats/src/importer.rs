@@ -5,7 +5,7 @@ use std::{
     io::{self, BufRead, Read as _},
 };
 
-use forebay_client::wire::Violation;
+use forebay_wire::Violation;
 
 use crate::{
     format::{Document, Format, Layout, Reader, Record},

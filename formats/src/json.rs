@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, collections::BTreeMap, fmt::Write as _};
 
-use forebay_client::wire::{Object, Violation, replace_lone_surrogates};
+use forebay_wire::{Object, Violation, replace_lone_surrogates};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::value::RawValue;
 

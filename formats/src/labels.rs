@@ -1,7 +1,7 @@
 //! Whose rollout a record is: its policy, ids, group and reward. They come from the options of the caller, from the
 //! record, or from the format, in this order of precedence.
 
-use forebay_client::wire::{Components, Number, Object, Sampling, Status, Trajectory};
+use forebay_wire::{Components, Number, Object, Sampling, Status, Trajectory};
 use serde::{Deserialize, Deserializer, de};
 use serde_json::value::RawValue;
 

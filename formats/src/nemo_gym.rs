@@ -7,7 +7,7 @@ mod items;
 
 use std::{collections::HashSet, fmt};
 
-use forebay_client::wire::{Number, Object, Segment, Status, Turn, Violation};
+use forebay_wire::{Number, Object, Segment, Status, Turn, Violation};
 use serde::{
     Deserialize, Deserializer,
     de::{
@@ -243,7 +243,7 @@ fn metadata(fields: &Fields<'_>, response: &Response) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use forebay_client::wire::Trajectory;
+    use forebay_wire::Trajectory;
 
     use super::*;
 

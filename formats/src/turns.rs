@@ -1,6 +1,6 @@
 //! Prompts of calls, without what an earlier call has already.
 
-use forebay_client::wire::Turn;
+use forebay_wire::Turn;
 
 /// Shortens the prompts of calls that continue the previous call of the same agent to what is new in them. A record
 /// repeats the whole history in every prompt, so it grows with the square of the calls; what is posted does not.

@@ -6,7 +6,7 @@
 
 mod branches;
 
-use forebay_client::wire::{Components, Sampling, Status, Violation};
+use forebay_wire::{Components, Sampling, Status, Violation};
 use serde::Deserialize;
 use serde_json::{Value, json, value::RawValue};
 use std::collections::BTreeMap;

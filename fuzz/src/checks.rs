@@ -25,7 +25,6 @@ use forebay::{
     },
     config::Config,
 };
-use forebay_client::wire;
 use forebay_formats::{Importer, Options, Record};
 use forebay_gateway::{
     Completion, Dialect, Request,
@@ -35,6 +34,7 @@ use forebay_gateway::{
     lineage::AgentLabel,
     upstream::{self, EngineKind, UpstreamOptions},
 };
+use forebay_wire as wire;
 use http::{HeaderMap, HeaderName, HeaderValue};
 use serde::de::{MapAccess, Visitor};
 use serde_json::value::RawValue;

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use forebay_client::wire::{ApiKey, KeyInfo, KeyRequest, Violation};
+use forebay_wire::{ApiKey, KeyInfo, KeyRequest, Violation};
 
 use super::{Role, globs::PolicyGlobs};
 use crate::{

@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use forebay_client::wire::{ApiKey, KeyRequest};
+use forebay_wire::{ApiKey, KeyRequest};
 
 use super::{
     Grant, Role,

@@ -18,7 +18,7 @@ pub mod key;
 pub mod key_store;
 pub mod keyring;
 
-pub use forebay_client::wire::Role;
+pub use forebay_wire::Role;
 
 use self::{globs::PolicyGlobs, key::KeyId};
 use crate::buffer::{ids::PolicyName, refusal::Refusal};

@@ -209,7 +209,7 @@ pub(super) fn widened(value: f32) -> f64 {
 }
 
 /// The sampling as engines are told.
-pub(super) fn sampling(sampling: forebay_client::wire::Sampling) -> Sampling {
+pub(super) fn sampling(sampling: forebay_wire::Sampling) -> Sampling {
     Sampling {
         temperature: widened(sampling.temperature),
         top_p: widened(sampling.top_p),
@@ -223,7 +223,7 @@ mod tests {
 
     #[test]
     fn engines_are_sent_the_number_that_the_producer_wrote() {
-        let wire = forebay_client::wire::Sampling { temperature: 0.7, top_p: 0.95, top_k: -1 };
+        let wire = forebay_wire::Sampling { temperature: 0.7, top_p: 0.95, top_k: -1 };
         assert_eq!(sampling(wire), Sampling { temperature: 0.7, top_p: 0.95, top_k: -1 });
     }
 }

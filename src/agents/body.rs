@@ -8,8 +8,8 @@ use std::{
 
 use axum::body::{Body, HttpBody as _};
 use bytes::{Bytes, BytesMut};
-use forebay_client::wire::{has_lone_surrogates, replace_lone_surrogates_in};
 use forebay_gateway::{DialectError, structure, work};
+use forebay_wire::{has_lone_surrogates, replace_lone_surrogates_in};
 use http_body_util::BodyExt as _;
 
 use super::{Agents, call::Call};

@@ -11,7 +11,6 @@ use std::{
 };
 
 use axum::http::HeaderMap;
-use forebay_client::wire::VersionSpan;
 use forebay_gateway::{
     Completion, Dialect, DialectError, Request,
     canonical::{Canonical, Continued},
@@ -22,6 +21,7 @@ use forebay_gateway::{
     upstream::{Answered, Streaming},
     work,
 };
+use forebay_wire::VersionSpan;
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
 use tracing::Instrument as _;

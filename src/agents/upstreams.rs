@@ -13,7 +13,6 @@ use std::{
     time::Duration,
 };
 
-use forebay_client::wire;
 use forebay_gateway::{
     DialectError, Request, Upstream,
     system::LaterSystem,
@@ -22,6 +21,7 @@ use forebay_gateway::{
         probe::{LogprobScale, Verdict},
     },
 };
+use forebay_wire as wire;
 use tokio::{
     sync::{Mutex, Notify, Semaphore, watch},
     time::Instant,

@@ -3,7 +3,7 @@
 use std::net::SocketAddr;
 
 use axum::http::uri::Authority;
-use forebay_client::wire::BaseUrls;
+use forebay_wire::BaseUrls;
 
 use crate::buffer::ids::SessionId;
 

@@ -6,7 +6,7 @@ use axum::{
     http::{HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
-use forebay_client::wire::{Admission, AdmissionRequest};
+use forebay_wire::{Admission, AdmissionRequest};
 
 use super::{Api, body::Json, guard::Caller, openapi::NoSuchPolicy, params, problem::Failure};
 use crate::buffer::admission::RoomRequest;

@@ -9,8 +9,8 @@ use axum::{
     http::{HeaderMap, HeaderValue, StatusCode, header},
 };
 use bytes::Bytes;
-use forebay_client::wire::{ARROW_STREAM, Object, Violation};
 use forebay_gateway::structure;
+use forebay_wire::{ARROW_STREAM, Object, Violation};
 use http_body_util::BodyExt as _;
 use serde::de::DeserializeOwned;
 use serde_json::Value;

@@ -13,7 +13,7 @@ use axum::{
     response::{IntoResponse as _, Response},
 };
 use bytes::Bytes;
-use forebay_client::wire::BulkLine;
+use forebay_wire::BulkLine;
 use futures::stream;
 use tokio::sync::mpsc;
 

@@ -10,7 +10,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use bytes::Bytes;
-use forebay_client::wire::{Delivered, TrajectoryContent};
+use forebay_wire::{Delivered, TrajectoryContent};
 use serde::Deserialize;
 use utoipa::IntoParams;
 

@@ -157,7 +157,7 @@ fn quoted(text: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use forebay_client::wire::{AckRequest, BatchState, Object, PolicyRules, Segment};
+    use forebay_wire::{AckRequest, BatchState, Object, PolicyRules, Segment};
     use serde::de::DeserializeOwned;
 
     use super::*;

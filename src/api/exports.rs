@@ -5,8 +5,8 @@ use std::{io, sync::Arc};
 use arrow_schema::ArrowError;
 use axum::{extract::State, http::HeaderMap, response::Response};
 use bytes::Bytes;
-use forebay_client::wire::{ARROW_STREAM, ExportSummary, ExportedRollout, RolloutState, Verdict};
 use forebay_exports::batch;
+use forebay_wire::{ARROW_STREAM, ExportSummary, ExportedRollout, RolloutState, Verdict};
 use serde::Deserialize;
 use utoipa::IntoParams;
 

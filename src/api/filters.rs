@@ -5,7 +5,7 @@
 //! [`samples`](super::samples).
 
 use axum::{Json as Answer, extract::State, http::StatusCode};
-use forebay_client::wire::{
+use forebay_wire::{
     FailedFilter, FilterNames, GroupOutcomes, LookedAt, RolloutOutcomes, TriedChange, TriedGroups, TriedOutcome,
     TriedRollouts, TriedState, TryNote, TryRequest, TryResult, Unjudged,
 };

@@ -1,7 +1,7 @@
 //! `/groups`: lists groups, and closes or discards a group by hand.
 
 use axum::{Json as Answer, extract::State};
-use forebay_client::wire::{CloseRequest, DiscardRequest, GroupInfo, GroupPage, GroupState, ListOrder};
+use forebay_wire::{CloseRequest, DiscardRequest, GroupInfo, GroupPage, GroupState, ListOrder};
 use serde::Deserialize;
 use utoipa::IntoParams;
 

@@ -4,9 +4,9 @@ use std::{collections::VecDeque, io::Cursor};
 
 use axum::{Json, body::Body, extract::State, http::HeaderMap};
 use bytes::Bytes;
-use forebay_client::wire::{ImportReport, Trajectory, Violation};
 use forebay_formats::{GroupSizes, Importer, Options, Record};
 use forebay_gateway::structure;
+use forebay_wire::{ImportReport, Trajectory, Violation};
 use serde::Deserialize;
 use utoipa::IntoParams;
 

@@ -1,7 +1,7 @@
 //! `GET /policies/{policy}/journal`: what operators and time did to a policy.
 
 use axum::{Json as Answer, extract::State};
-use forebay_client::wire::{JournalEntry, JournalPage, ListOrder};
+use forebay_wire::{JournalEntry, JournalPage, ListOrder};
 use serde::Deserialize;
 use utoipa::IntoParams;
 

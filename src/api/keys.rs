@@ -1,7 +1,7 @@
 //! `/keys`: creates, lists and revokes keys, for operators. `forebay keys` does the same on the command line.
 
 use axum::{Json as Answer, extract::State, http::StatusCode};
-use forebay_client::wire::{KeyCreated, KeyInfo, KeyPage, KeyRequest};
+use forebay_wire::{KeyCreated, KeyInfo, KeyPage, KeyRequest};
 use serde::Deserialize;
 use utoipa::IntoParams;
 

@@ -7,7 +7,7 @@
 //! is a problem document is added here.
 
 use axum::http::Method;
-use forebay_client::wire::{ListOrder, PROBLEM_JSON, Problem, ShardBalance};
+use forebay_wire::{ListOrder, PROBLEM_JSON, Problem, ShardBalance};
 use serde_json::Value;
 use utoipa::{
     IntoResponses, OpenApi, ToSchema,

@@ -12,7 +12,7 @@ use axum::{
     http::{StatusCode, header},
     response::{IntoResponse, Response},
 };
-use forebay_client::wire::{Health, PolicyStats, Stats};
+use forebay_wire::{Health, PolicyStats, Stats};
 use serde::Deserialize;
 use serde_json::json;
 use utoipa::IntoParams;

@@ -4,8 +4,8 @@ use axum::{
     extract::{FromRequestParts, rejection::PathRejection},
     http::{Uri, request::Parts},
 };
-use forebay_client::wire::{ListOrder, TrainedVersions};
 use forebay_formats::Format;
+use forebay_wire::{ListOrder, TrainedVersions};
 use serde::de::DeserializeOwned;
 
 use super::{Api, explain::explain, guard::Caller, problem::Failure};

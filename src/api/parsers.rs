@@ -5,10 +5,10 @@
 
 use axum::http::{HeaderMap, HeaderValue, Uri, header};
 use bytes::Bytes;
-use forebay_client::wire::{
-    self, AbortRequest, AckRequest, AdmissionRequest, BatchRequest, CheckpointRequest, CloseRequest, DiscardRequest,
-    ExtendRequest, FinishRequest, KeyRequest, NackRequest, Object, PolicyRules, Problem, ResetRequest, ResumeRequest,
-    SessionRequest, TryRequest, VersionRequest,
+use forebay_wire::{
+    self as wire, AbortRequest, AckRequest, AdmissionRequest, BatchRequest, CheckpointRequest, CloseRequest,
+    DiscardRequest, ExtendRequest, FinishRequest, KeyRequest, NackRequest, Object, PolicyRules, Problem, ResetRequest,
+    ResumeRequest, SessionRequest, TryRequest, VersionRequest,
 };
 use serde::de::DeserializeOwned;
 

@@ -10,7 +10,7 @@ use axum::{
     http::{HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
-use forebay_client::wire::{PROBLEM_JSON, Problem, Violation};
+use forebay_wire::{PROBLEM_JSON, Problem, Violation};
 use serde_json::{Value, json};
 
 use super::Api;

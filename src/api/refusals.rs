@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use forebay_client::wire::Problem;
+use forebay_wire::Problem;
 
 /// The most refusals of one type that are logged in one window.
 const LOGGED_MAX: u32 = 5;

@@ -4,7 +4,7 @@ use std::io;
 
 use axum::{extract::State, http::HeaderMap, response::Response};
 use bytes::Bytes;
-use forebay_client::wire::{ARROW_STREAM, Sample, ShardBalance};
+use forebay_wire::{ARROW_STREAM, Sample, ShardBalance};
 use serde::Deserialize;
 use utoipa::IntoParams;
 

@@ -1,7 +1,7 @@
 //! `GET /policies/{policy}/series`: what happened to a policy over time, for charts.
 
 use axum::{Json as Answer, extract::State};
-use forebay_client::wire::PolicySeries;
+use forebay_wire::PolicySeries;
 use serde::Deserialize;
 use utoipa::IntoParams;
 

@@ -8,7 +8,7 @@ use axum::{
     extract::State,
     http::{HeaderMap, StatusCode, header, uri::Authority},
 };
-use forebay_client::wire::{
+use forebay_wire::{
     AbortRequest, FinishRequest, ListOrder, SessionBreak, SessionEnded, SessionFinish, SessionInfo, SessionModel,
     SessionOpened, SessionPage, SessionPolicy, SessionRequest, SessionState, SessionTurn, SessionTurns,
 };

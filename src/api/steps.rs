@@ -1,7 +1,7 @@
 //! `GET /policies/{policy}/steps`: what the steps of a trainer had, one by one or several together.
 
 use axum::{Json as Answer, extract::State};
-use forebay_client::wire::{self, ListOrder, NumberSpread, PolicySteps, StepInfo};
+use forebay_wire::{self as wire, ListOrder, NumberSpread, PolicySteps, StepInfo};
 use serde::Deserialize;
 use utoipa::IntoParams;
 

@@ -10,8 +10,8 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use bytes::Bytes;
-use forebay_client::wire::{
-    self, BulkLine, ListOrder, Receipt, RolloutState, StoryGroup, TrajectoryPage, TrajectoryStory, Verdict,
+use forebay_wire::{
+    self as wire, BulkLine, ListOrder, Receipt, RolloutState, StoryGroup, TrajectoryPage, TrajectoryStory, Verdict,
 };
 use serde::Deserialize;
 use tokio::sync::Semaphore;

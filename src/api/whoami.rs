@@ -3,7 +3,7 @@
 //! It is separate from `/keys`, which only operators may call: the live page asks it whether a key is valid.
 
 use axum::{Json as Answer, extract::State};
-use forebay_client::wire::WhoAmI;
+use forebay_wire::WhoAmI;
 
 use super::{Api, guard::Caller};
 

@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 
 use axum::{Json as Answer, extract::State};
-use forebay_client::wire::{
-    self, IdMatch, IdWhy, Overview, OverviewPolicy, OverviewReward, OverviewStaleness, PolicyWhy, WhyCause, WhyFinding,
-    WhyNumbers,
+use forebay_wire::{
+    self as wire, IdMatch, IdWhy, Overview, OverviewPolicy, OverviewReward, OverviewStaleness, PolicyWhy, WhyCause,
+    WhyFinding, WhyNumbers,
 };
 use serde::Deserialize;
 use utoipa::IntoParams;

@@ -18,7 +18,7 @@ mod tests;
 
 use std::collections::BTreeMap;
 
-pub use forebay_client::wire::PolicyCondition;
+pub use forebay_wire::PolicyCondition;
 
 use self::facts::Facts;
 

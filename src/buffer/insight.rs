@@ -23,7 +23,7 @@ use super::{
     tally::{LeaseEvent, Tallies, Tally},
 };
 use crate::clock::Timestamp;
-use forebay_client::wire::{FilterScope, Settle};
+use forebay_wire::{FilterScope, Settle};
 
 /// Answers stay the same for at least this long.
 const FRESH_US: i64 = 1_000_000;

@@ -9,7 +9,7 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use forebay_client::wire::PolicyRules;
+use forebay_wire::PolicyRules;
 use serde_json::{Value, json};
 
 use super::{

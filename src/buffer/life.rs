@@ -2,7 +2,7 @@
 //!
 //! The rule that decided is told as it was when the group was opened, because the rules of a policy change.
 
-use forebay_client::wire::{FilterAction, FilterScope};
+use forebay_wire::{FilterAction, FilterScope};
 
 use super::{
     Buffer,

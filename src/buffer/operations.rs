@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use forebay_client::wire;
+use forebay_wire as wire;
 use serde_json::Value;
 use tracing::instrument;
 

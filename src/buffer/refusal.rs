@@ -1,6 +1,6 @@
 //! Refusals of the buffer, in the terms of the domain. `api::problem` maps them to HTTP.
 
-use forebay_client::wire::Violation;
+use forebay_wire::Violation;
 
 use super::{
     admission::NoRoom,

@@ -4,7 +4,7 @@ pub mod changes;
 pub mod filter;
 pub(super) mod unused;
 
-use forebay_client::wire::{FilterRule, LossWeighting, PolicyRules, Violation};
+use forebay_wire::{FilterRule, LossWeighting, PolicyRules, Violation};
 
 use self::filter::{FilterViolation, Filters};
 use super::{
@@ -222,7 +222,7 @@ fn check_loss_constant(rules: &PolicyRules, violations: &mut Vec<Violation>) {
 
 #[cfg(test)]
 mod tests {
-    use forebay_client::wire::EnvironmentRules;
+    use forebay_wire::EnvironmentRules;
 
     use super::*;
 

@@ -12,7 +12,7 @@
 
 use std::fmt;
 
-use forebay_client::wire::{self, Settle};
+use forebay_wire::{self as wire, Settle};
 
 /// Declares an enum whose variants have a name, which SQL, tallies, metrics and the wire share.
 macro_rules! named_states {

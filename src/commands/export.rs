@@ -17,8 +17,8 @@ use std::{
 use anyhow::{Context as _, bail};
 use clap::Args;
 use forebay::buffer::ids::PolicyName;
-use forebay_client::wire::{ExportCounts, RolloutState, Verdict};
 use forebay_exports::{Format, Requirement, Unreadable, Writer, Written};
+use forebay_wire::{ExportCounts, RolloutState, Verdict};
 use tokio::sync::mpsc;
 
 use self::{

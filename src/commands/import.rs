@@ -11,8 +11,8 @@ use std::path::PathBuf;
 
 use anyhow::{Context as _, bail};
 use clap::Args;
-use forebay_client::wire::{ImportReport, Trajectory};
 use forebay_formats::{Format, GroupSizes, Importer, Options, Record};
+use forebay_wire::{ImportReport, Trajectory};
 
 use self::{
     post::{Chunk, Poster},

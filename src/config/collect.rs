@@ -8,7 +8,7 @@ use std::{
     fmt::Write as _,
 };
 
-use forebay_client::wire::Violation;
+use forebay_wire::Violation;
 use serde::de::DeserializeOwned;
 use serde_path_to_error::Segment;
 use toml::{Table, Value};

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, path::PathBuf};
 
-use forebay_client::wire::Violation;
+use forebay_wire::Violation;
 use serde::Deserialize;
 
 use crate::{

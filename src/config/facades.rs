@@ -1,6 +1,6 @@
 //! The table `[facades]`: listeners for the clients of other rollout buffers.
 
-use forebay_client::wire::Violation;
+use forebay_wire::Violation;
 use serde::Deserialize;
 use toml::{Table, Value};
 

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use forebay_client::wire::Violation;
+use forebay_wire::Violation;
 use serde::Deserialize;
 
 use crate::{

@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use axum::http::HeaderValue;
-use forebay_client::wire::Violation;
 use forebay_gateway::upstream::AnswerBudget;
+use forebay_wire::Violation;
 use serde::Deserialize;
 
 use super::check_listen;

@@ -2,7 +2,7 @@
 //!
 //! Deserialization with serde stops at the first such number and does not report errors in other values.
 
-use forebay_client::wire::Violation;
+use forebay_wire::Violation;
 use serde::Deserialize as _;
 use toml::{
     Spanned, Table, Value,

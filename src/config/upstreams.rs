@@ -5,11 +5,11 @@ use std::{
     path::PathBuf,
 };
 
-use forebay_client::wire::Violation;
 use forebay_gateway::{
     system::LaterSystem,
     upstream::{EngineKind, Parsers, SpecialTokensInText, UpstreamOptions, check_pass},
 };
+use forebay_wire::Violation;
 use serde::Deserialize;
 
 use super::collect;

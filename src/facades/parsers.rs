@@ -3,7 +3,7 @@
 //! It is separate from the handlers because they need a store. Nothing else uses this module, and it is not part of the
 //! public API.
 
-use forebay_client::wire::Trajectory;
+use forebay_wire::Trajectory;
 
 use super::{atropos, slime};
 

@@ -76,7 +76,7 @@ impl Kept {
 
 #[cfg(test)]
 mod tests {
-    use forebay_client::wire::{FilterAction, FilterRule, FilterScope, PolicyRules};
+    use forebay_wire::{FilterAction, FilterRule, FilterScope, PolicyRules};
 
     use super::*;
 

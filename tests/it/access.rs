@@ -1,6 +1,6 @@
 //! Access control: the roles and policies of each key, and the checks before the body is read.
 
-use forebay_client::wire::Role;
+use forebay_wire::Role;
 use reqwest::Method;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};

@@ -11,7 +11,7 @@ use arrow_array::{
 use arrow_buffer::OffsetBuffer;
 use arrow_ipc::{reader::StreamReader, writer::StreamWriter};
 use arrow_schema::{DataType, Field, Schema};
-use forebay_client::wire::ARROW_STREAM;
+use forebay_wire::ARROW_STREAM;
 use serde_json::{Value, json};
 
 use crate::support::{Answer, TestApp, group, on_both_stores, rollout, text, with};

@@ -1,6 +1,6 @@
 //! Looking at rollouts: their tokens, masks and messages, in every state, without changing anything.
 
-use forebay_client::wire::Role;
+use forebay_wire::Role;
 use serde_json::{Value, json};
 
 use crate::support::{Answer, TestApp, group, member, on_both_stores, rollout, text, with};

@@ -10,7 +10,7 @@ use std::{
 };
 
 use forebay::config::Config;
-use forebay_client::wire::PolicyRules;
+use forebay_wire::PolicyRules;
 use serde_json::Value;
 
 /// Labels that Prometheus adds to every series of a target.

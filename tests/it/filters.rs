@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, path::Path, sync::Arc};
 
 use forebay::buffer::{evaluation, port::Ingest, reasons, refusal::Refusal};
-use forebay_client::wire::Trajectory;
+use forebay_wire::Trajectory;
 use serde_json::{Value, json};
 
 use crate::support::{group, member, on_both_stores, rollout, text, with};

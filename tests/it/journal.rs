@@ -1,6 +1,6 @@
 //! The journal: what operators and time did to a policy, and who.
 
-use forebay_client::wire::Role;
+use forebay_wire::Role;
 use reqwest::Method;
 use serde_json::{Value, json};
 

@@ -43,7 +43,7 @@ async fn read(app: &TestApp, path: &str, accept: &str) -> Vec<u8> {
 async fn readers_of_pages_that_take_the_whole_budget_take_turns() {
     let app = TestApp::start_with(Backend::Sqlite, TIGHTER).await;
     let path = three_pages(&app).await;
-    let forms = ["application/x-ndjson", "application/json", forebay_client::wire::ARROW_STREAM];
+    let forms = ["application/x-ndjson", "application/json", forebay_wire::ARROW_STREAM];
     let expected: Vec<usize> = futures::future::join_all(forms.iter().map(|form| read(&app, &path, form)))
         .await
         .iter()

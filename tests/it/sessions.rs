@@ -11,7 +11,7 @@ use forebay::buffer::{
     refusal::{BufferError, Refusal},
     session::{CallPermit, NewCall},
 };
-use forebay_client::wire::VersionSpan;
+use forebay_wire::VersionSpan;
 use serde_json::{Value, json};
 
 use crate::support::{TestApp, text};

@@ -9,7 +9,7 @@ use arrow_array::{
     cast::AsArray as _,
     types::{Float32Type, Float64Type, Int32Type, Int64Type, UInt8Type},
 };
-use forebay_client::wire::ARROW_STREAM;
+use forebay_wire::ARROW_STREAM;
 use serde_json::{Value, json};
 
 use crate::{

@@ -2,7 +2,7 @@
 
 use std::{num::NonZero, process::ExitStatus, time::Duration};
 
-use forebay_client::wire::Role;
+use forebay_wire::Role;
 use pty_process::{Pty, Size};
 use reqwest::Method;
 use serde_json::{Value, json};

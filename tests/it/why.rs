@@ -1,6 +1,6 @@
 //! Why: the states of policies with their causes, and what became of rollouts, groups and batches.
 
-use forebay_client::wire::Role;
+use forebay_wire::Role;
 use serde_json::{Value, json};
 
 use crate::support::{TestApp, group, on_both_stores, rollout, text, with};

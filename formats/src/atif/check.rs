@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use forebay_client::wire::Object;
+use forebay_wire::Object;
 
 use super::schema::{Content, Part, PartType, Source, Step, SubagentRef, Trajectory};
 use crate::json::Problems;

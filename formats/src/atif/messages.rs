@@ -1,6 +1,6 @@
 //! The steps of a trajectory as chat messages.
 
-use forebay_client::wire::Object;
+use forebay_wire::Object;
 use serde_json::{Map, Value, json};
 
 use super::schema::{Content, Part, PartType, Source, Step, ToolCall, Trajectory};

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use forebay_client::wire::Object;
+use forebay_wire::Object;
 use serde::{Deserialize, Deserializer, Serialize, de};
 use serde_json::value::RawValue;
 

@@ -4,7 +4,7 @@ fn read(text: &str) -> Result<Imported, Vec<Violation>> {
     convert(&Document { line: 1, text: text.as_bytes() }, &Options::default())
 }
 
-fn one(text: &str) -> forebay_client::wire::Trajectory {
+fn one(text: &str) -> forebay_wire::Trajectory {
     read(text).expect("the trajectory is right").trajectories.remove(0)
 }
 

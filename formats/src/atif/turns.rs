@@ -2,7 +2,7 @@
 //!
 //! Turns of sub-agents come before those of the trajectory that has them, so that its own last call ends the rollout.
 
-use forebay_client::wire::{Object, Turn};
+use forebay_wire::{Object, Turn};
 
 use super::schema::{Metrics, Source, Step, Trajectory};
 use crate::{

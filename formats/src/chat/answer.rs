@@ -1,7 +1,7 @@
 //! An answer of a chat endpoint, with the fields of vLLM and SGLang. Nothing is filled in: what is only half there is
 //! refused.
 
-use forebay_client::wire::Turn;
+use forebay_wire::Turn;
 use serde::{Deserialize, de::IgnoredAny};
 use serde_json::{Value, value::RawValue};
 

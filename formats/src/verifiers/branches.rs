@@ -1,6 +1,6 @@
 //! Paths from a root to a leaf, as segments.
 
-use forebay_client::wire::Segment;
+use forebay_wire::Segment;
 use serde_json::value::RawValue;
 
 use super::Node;

@@ -9,7 +9,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
 };
 
-use forebay_client::wire::replace_lone_surrogates;
+use forebay_wire::replace_lone_surrogates;
 
 use crate::{
     dialect::{ClientTool, ClientTools, DialectError},

@@ -6,8 +6,8 @@
 use std::{path::Path, process::Stdio, time::Duration};
 
 use anyhow::{Context as _, ensure};
-use forebay_client::wire::{RolloutState, Verdict};
 use forebay_gateway::engine::FakeEngine;
+use forebay_wire::{RolloutState, Verdict};
 use serde_json::Value;
 use tokio::process::Command;
 

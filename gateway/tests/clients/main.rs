@@ -21,8 +21,8 @@ use std::{
 
 use anyhow::{Context as _, bail, ensure};
 use catalogue::{CLIENTS, Client, FILES, Step, TASK_KEY, scripts};
-use forebay_client::wire::SessionAssembly;
 use forebay_gateway::engine::{Received, tokenizer::decode};
+use forebay_wire::SessionAssembly;
 use process::Installed;
 use recorder::{Exchange, Recorder};
 use serde_json::{Value, json};

@@ -15,7 +15,7 @@ use arrow_ipc::reader::StreamDecoder;
 use arrow_schema::{ArrowError, DataType};
 use axum::http::StatusCode;
 use bytes::Bytes;
-use forebay_client::wire::{Components, Sampling, Segment, Status, Trajectory, VersionSpan};
+use forebay_wire::{Components, Sampling, Segment, Status, Trajectory, VersionSpan};
 use serde_json::value::RawValue;
 
 use super::types::{COLUMNS, name_of, takes};

@@ -10,8 +10,8 @@ use arrow_buffer::Buffer;
 use arrow_ipc::writer::StreamEncoder;
 use arrow_schema::{ArrowError, DataType, Field, Schema, SchemaRef};
 use bytes::Bytes;
-use forebay_client::wire::Sample;
 use forebay_exports::arrays::{item, joined_lists, spans, spans_type};
+use forebay_wire::Sample;
 use serde_json::value::RawValue;
 
 use crate::buffer::samples::{Block, Lengths};

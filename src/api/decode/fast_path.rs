@@ -6,7 +6,7 @@
 mod elements;
 mod numbers;
 
-use forebay_client::wire::{Components, Number, Object, Sampling, Segment, Trajectory, Turn};
+use forebay_wire::{Components, Number, Object, Sampling, Segment, Trajectory, Turn};
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 

@@ -8,7 +8,7 @@ mod measure;
 
 use std::fmt;
 
-use forebay_client::wire::{Object, Trajectory};
+use forebay_wire::{Object, Trajectory};
 use serde::{
     Deserialize, Deserializer,
     de::{self, SeqAccess, Visitor},

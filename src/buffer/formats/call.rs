@@ -4,7 +4,7 @@
 //! part | header JSON | ids | log-probabilities`, little-endian.
 
 use bytes::{Buf, BufMut};
-use forebay_client::wire::VersionSpan;
+use forebay_wire::VersionSpan;
 use serde::{Deserialize, Serialize};
 
 use super::{

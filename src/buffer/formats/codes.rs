@@ -4,7 +4,7 @@
 //! order of an enum, retries would be refused as conflicts and sealed rows would look damaged. A new variant takes a
 //! number that was never used.
 
-use forebay_client::wire::Status;
+use forebay_wire::Status;
 
 use crate::buffer::states::Verdict;
 

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use forebay_client::wire::{Sampling, Segment, Status, Trajectory as Sent, Turn, VersionSpan};
+use forebay_wire::{Sampling, Segment, Status, Trajectory as Sent, Turn, VersionSpan};
 use serde_json::value::RawValue;
 
 use super::{

@@ -8,7 +8,7 @@
 use std::{borrow::Cow, cell::RefCell, collections::BTreeMap};
 
 use bytes::{Buf, BufMut, Bytes};
-use forebay_client::wire::{Sampling, Segment, Status, VersionSpan};
+use forebay_wire::{Sampling, Segment, Status, VersionSpan};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
@@ -472,7 +472,7 @@ pub(in crate::buffer) fn take<'a>(rest: &mut &'a [u8], length: usize) -> Result<
 
 #[cfg(test)]
 mod tests {
-    use forebay_client::wire;
+    use forebay_wire as wire;
 
     use super::*;
     use crate::buffer::{surrogates::LoneSurrogates, trajectory::TrajectoryLimits};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use forebay_client::wire::Status;
+use forebay_wire::Status;
 
 use super::StoreError;
 use crate::{

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use forebay_client::wire::{self, Assembly};
+use forebay_wire::{self as wire, Assembly};
 
 use super::{EndSession, StoreError};
 use crate::{

@@ -1,7 +1,7 @@
 //! The ledger in the store: the history of rollouts and groups.
 
 use async_trait::async_trait;
-use forebay_client::wire::Status;
+use forebay_wire::Status;
 
 use super::{Cursor, Group, Page, StoreError};
 use crate::{

@@ -5,7 +5,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use forebay_client::wire::SessionAssembly;
+use forebay_wire::SessionAssembly;
 use serde::{Deserialize, Serialize};
 
 use super::{Answer, Cursor, Ingested, Page, StoreError};
@@ -185,7 +185,7 @@ pub struct SessionPolicy {
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct SessionOutcome {
     /// The receipts of its trajectories, in the order of the policies' names.
-    pub receipts: Vec<forebay_client::wire::Receipt>,
+    pub receipts: Vec<forebay_wire::Receipt>,
     /// What became of its calls.
     pub assembly: SessionAssembly,
 }

@@ -1,6 +1,6 @@
 //! Changes of rules: which settings a replacement resets, and which settings a patch keeps.
 
-use forebay_client::wire::PolicyRules;
+use forebay_wire::PolicyRules;
 use serde_json::{Map, Value};
 
 /// Bytes of a setting's value in a warning. A longer value is only described.

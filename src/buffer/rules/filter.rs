@@ -23,7 +23,7 @@ use std::sync::Arc;
 use cel::context::VariableResolver;
 use cel::extractors::This;
 use cel::{Context, ExecutionError, Program, Value};
-use forebay_client::wire::{FilterAction, FilterRule, FilterScope};
+use forebay_wire::{FilterAction, FilterRule, FilterScope};
 use regex::Regex;
 use serde_json::value::RawValue;
 

@@ -7,7 +7,7 @@ pub mod room;
 
 use std::{collections::BTreeSet, sync::Mutex};
 
-use forebay_client::wire::{AdmissionRequest, BacklogRules, Violation};
+use forebay_wire::{AdmissionRequest, BacklogRules, Violation};
 
 use self::room::BACKLOGS_MAX;
 pub use self::{
@@ -229,7 +229,7 @@ pub(in crate::buffer) async fn admit(buffer: &Buffer, request: RoomRequest) -> R
 
 #[cfg(test)]
 mod tests {
-    use forebay_client::wire::PolicyRules;
+    use forebay_wire::PolicyRules;
 
     use super::*;
 

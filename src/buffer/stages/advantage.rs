@@ -1,6 +1,6 @@
 //! Advantages: how much better a rollout did than its group. Each rollout counts once, however many segments it has.
 
-use forebay_client::wire::Advantage;
+use forebay_wire::Advantage;
 
 /// Added to the standard deviation, as in slime, so that equal rewards give 0 instead of a division by 0.
 const STD_EPSILON: f64 = 1e-6;

@@ -26,7 +26,7 @@ mod segments;
 #[cfg(test)]
 mod tests;
 
-use forebay_client::wire::{self, Retries, VersionSpan};
+use forebay_wire::{self as wire, Retries, VersionSpan};
 
 pub use self::{
     breaks::{BREAK_IDS_MIN, Break},

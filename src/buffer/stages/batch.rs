@@ -9,7 +9,7 @@ mod sums;
 
 use std::collections::BTreeMap;
 
-use forebay_client::wire::BatchRules;
+use forebay_wire::BatchRules;
 
 pub use self::shares::{CarriedShares, EnvironmentLine, Turns, first_reads, needed, take_turns, weight};
 

@@ -10,7 +10,7 @@ mod window;
 
 use std::collections::BTreeMap;
 
-use forebay_client::wire::{
+use forebay_wire::{
     MessagePage, Sampling, Segment, SegmentSummary, SegmentVersions, Status, TokenMap, TokenWindow, VersionSpan,
     Violation,
 };

@@ -16,7 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use forebay_client::wire::FilterRule;
+use forebay_wire::FilterRule;
 
 use self::judge::Judge;
 pub use self::{

@@ -12,7 +12,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use forebay_client::wire::FilterAction;
+use forebay_wire::FilterAction;
 
 use crate::buffer::{
     filter::Evaluation,

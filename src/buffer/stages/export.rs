@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use forebay_client::wire::{self, ExportCounts, ExportResult, ExportedRollout, FilterAction, FilterRule, FilterScope};
+use forebay_wire::{self as wire, ExportCounts, ExportResult, ExportedRollout, FilterAction, FilterRule, FilterScope};
 use serde_json::value::RawValue;
 
 use crate::buffer::{

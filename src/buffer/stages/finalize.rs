@@ -2,7 +2,7 @@
 //!
 //! The stage before is [`ingest`](crate::buffer::ingest), the next [`batch`](crate::buffer::batch).
 
-use forebay_client::wire::Advantage;
+use forebay_wire::Advantage;
 
 use crate::{
     buffer::{

@@ -11,7 +11,7 @@ use std::{
     sync::{Arc, LazyLock},
 };
 
-use forebay_client::wire::{self, Retries, Violation};
+use forebay_wire::{self as wire, Retries, Violation};
 use tokio::sync::Semaphore;
 
 pub(in crate::buffer) use self::decide::{FAILED_FILTERS_MAX, filter_facts, verdict};

@@ -7,7 +7,7 @@ mod page;
 
 use std::collections::BTreeSet;
 
-use forebay_client::wire::{LossWeighting, Sample};
+use forebay_wire::{LossWeighting, Sample};
 
 pub use self::page::{Block, Lengths, Page};
 use self::page::{DamagedMember, StoredPart};

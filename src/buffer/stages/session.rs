@@ -36,7 +36,7 @@ use std::{
     fmt,
 };
 
-use forebay_client::wire::{Requirement, Sampling};
+use forebay_wire::{Requirement, Sampling};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 

@@ -5,7 +5,7 @@
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
-use forebay_client::wire::ShardBalance;
+use forebay_wire::ShardBalance;
 
 /// The most shards that a trainer may ask for.
 pub const SHARDS_MAX: u32 = 1_024;

@@ -5,7 +5,7 @@
 
 use std::borrow::Cow;
 
-use forebay_client::wire::{self, replace_lone_surrogates};
+use forebay_wire::{self as wire, replace_lone_surrogates};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 

@@ -7,7 +7,7 @@ mod turns;
 
 use std::collections::BTreeMap;
 
-use forebay_client::wire::{self, Requirement, Retries, Sampling, Segment, Status, Violation};
+use forebay_wire::{self as wire, Requirement, Retries, Sampling, Segment, Status, Violation};
 use serde_json::value::RawValue;
 
 use crate::buffer::{

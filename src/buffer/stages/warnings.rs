@@ -5,7 +5,7 @@
 
 use std::fmt;
 
-use forebay_client::wire::{Retries, Sampling, Segment};
+use forebay_wire::{Retries, Sampling, Segment};
 
 use crate::buffer::ids::Version;
 

@@ -2,7 +2,7 @@
 //!
 //! `loss = sum_i loss_weight_i * sum_t mask_it * l_it`, over the samples i of a batch and their response tokens t.
 
-use forebay_client::wire::LossWeighting;
+use forebay_wire::LossWeighting;
 
 /// The normalisation of one batch.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -5,8 +5,8 @@ use arrow_buffer::Buffer;
 use arrow_ipc::reader::StreamDecoder;
 use arrow_schema::ArrowError;
 use bytes::Bytes;
-use forebay_client::wire::ExportCounts;
 use forebay_exports::batch;
+use forebay_wire::ExportCounts;
 
 /// Bytes that arrive become record batches.
 #[derive(Default)]

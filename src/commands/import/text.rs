@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use forebay_client::wire::ImportReport;
+use forebay_wire::ImportReport;
 
 use super::source::Position;
 use crate::commands::text::shown;
@@ -108,7 +108,7 @@ impl Drop for Progress {
 
 #[cfg(test)]
 mod tests {
-    use forebay_client::wire::{ImportRefusal, Violation};
+    use forebay_wire::{ImportRefusal, Violation};
 
     use super::*;
 

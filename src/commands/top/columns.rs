@@ -1,6 +1,6 @@
 //! The columns of the overview: their texts, and which of them a terminal has room for.
 
-use forebay_client::wire::{OverviewPolicy, PolicyCondition};
+use forebay_wire::{OverviewPolicy, PolicyCondition};
 use jiff::Timestamp;
 use ratatui::text::Span;
 

@@ -1,6 +1,6 @@
 //! Draws the screen.
 
-use forebay_client::wire::PolicyCondition;
+use forebay_wire::PolicyCondition;
 use ratatui::{
     Frame,
     layout::{Alignment, Constraint, Layout, Rect},

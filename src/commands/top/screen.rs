@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
-use forebay_client::wire::{OverviewPolicy, PolicyWhy};
+use forebay_wire::{OverviewPolicy, PolicyWhy};
 use jiff::{SignedDuration, Timestamp};
 use ratatui::widgets::TableState;
 

@@ -1,7 +1,7 @@
 //! The screen and its keys, drawn into memory.
 
 use crossterm::event::{KeyCode, KeyEvent, KeyModifiers};
-use forebay_client::wire::{OverviewReward, OverviewStaleness, PolicyCondition, PolicyWhy, WhyCause, WhyNumbers};
+use forebay_wire::{OverviewReward, OverviewStaleness, PolicyCondition, PolicyWhy, WhyCause, WhyNumbers};
 use ratatui::{Terminal, backend::TestBackend};
 
 use super::*;

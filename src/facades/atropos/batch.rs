@@ -16,7 +16,7 @@ use axum::{
 };
 use bytes::Bytes;
 use flate2::{Compression, write::GzEncoder};
-use forebay_client::wire::Sample;
+use forebay_wire::Sample;
 use futures::{StreamExt as _, stream};
 use serde_json::json;
 

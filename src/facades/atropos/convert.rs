@@ -9,7 +9,7 @@ mod tests;
 
 use std::{borrow::Cow, collections::BTreeMap};
 
-use forebay_client::wire::{Sample, Sampling, Segment, Status, Trajectory};
+use forebay_wire::{Sample, Sampling, Segment, Status, Trajectory};
 use serde_json::value::RawValue;
 
 use super::wire::{MASKED, NO_LOGPROB, ScoredData};

@@ -31,7 +31,7 @@ use axum::{
     response::Response,
     routing::{get, post as post_to},
 };
-use forebay_client::wire::{Trajectory, Violation};
+use forebay_wire::{Trajectory, Violation};
 use serde_json::{Value, json};
 
 use self::{

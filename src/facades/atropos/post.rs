@@ -17,7 +17,7 @@ use axum::{
     response::{IntoResponse as _, Response},
 };
 use bytes::Bytes;
-use forebay_client::wire::Violation;
+use forebay_wire::Violation;
 use hyper::body::{Frame, SizeHint};
 use serde_json::{Value, json};
 

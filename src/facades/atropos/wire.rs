@@ -11,7 +11,7 @@ use std::{
     marker::PhantomData,
 };
 
-use forebay_client::wire::Violation;
+use forebay_wire::Violation;
 use serde::{
     Deserialize, Deserializer, Serialize,
     de::{self, DeserializeOwned, DeserializeSeed, IgnoredAny, MapAccess, SeqAccess, Visitor},

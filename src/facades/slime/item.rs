@@ -5,7 +5,7 @@
 //! back. So an item comes back as it was written, except that log-probabilities are 32-bit floats, and 0 where they were
 //! null.
 
-use forebay_client::wire::{Logprobs, Mask, Number, Sample, Sampling, Segment, Status, Trajectory, Violation};
+use forebay_wire::{Logprobs, Mask, Number, Sample, Sampling, Segment, Status, Trajectory, Violation};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 

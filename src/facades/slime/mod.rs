@@ -15,7 +15,7 @@ use axum::{
     http::Method,
     routing::{get, post},
 };
-use forebay_client::wire::Trajectory;
+use forebay_wire::Trajectory;
 use serde_json::{Value, json, value::RawValue};
 
 use super::{Facade, needs_of, object::Object};

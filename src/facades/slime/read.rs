@@ -9,7 +9,7 @@ use axum::{
     response::{IntoResponse as _, Response},
 };
 use bytes::Bytes;
-use forebay_client::wire::Sample;
+use forebay_wire::Sample;
 use futures::{StreamExt as _, stream};
 use serde_json::json;
 

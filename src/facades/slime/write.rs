@@ -9,7 +9,7 @@ use axum::{
     response::{IntoResponse as _, Response},
 };
 use bytes::Bytes;
-use forebay_client::wire::Violation;
+use forebay_wire::Violation;
 use futures::stream;
 use tokio::time::Instant;
 

@@ -1,6 +1,6 @@
 //! Batches: their rows, and the state changes that several stages share.
 
-use forebay_client::wire::LossWeighting;
+use forebay_wire::LossWeighting;
 
 use super::{claim::line, journal, members_state, trained_versions};
 use crate::{

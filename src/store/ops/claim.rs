@@ -11,7 +11,7 @@ pub(super) mod turns;
 use std::collections::HashSet;
 
 use async_trait::async_trait;
-use forebay_client::wire::BatchOrder;
+use forebay_wire::BatchOrder;
 
 use self::{
     line::{Found, Line},

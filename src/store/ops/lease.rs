@@ -1,7 +1,7 @@
 //! Stage 5 in the store: the calls of a lease's holder. The lease's token, its end and the epoch fence them.
 
 use async_trait::async_trait;
-use forebay_client::wire::Settle;
+use forebay_wire::Settle;
 
 use super::{batch, journal, policy, steps};
 use crate::{

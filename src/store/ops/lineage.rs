@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use async_trait::async_trait;
-use forebay_client::wire::Settle;
+use forebay_wire::Settle;
 
 use super::{
     admission,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use async_trait::async_trait;
-use forebay_client::wire::Violation;
+use forebay_wire::Violation;
 
 use super::{claim::turns, journal};
 use crate::{

@@ -1,7 +1,7 @@
 //! Stage 5 in the store, for consumers whose next read acks the previous one. Their leases are found by their names.
 
 use async_trait::async_trait;
-use forebay_client::wire::Settle;
+use forebay_wire::Settle;
 
 use super::{
     batch::{self, select_batches},

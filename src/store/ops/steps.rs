@@ -3,7 +3,7 @@
 //! Separate from the batches, whose rows are deleted with their rollouts. A step has one row for each epoch in which it
 //! was acked.
 
-use forebay_client::wire::Settle;
+use forebay_wire::Settle;
 
 use crate::{
     buffer::{

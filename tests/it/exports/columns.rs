@@ -1,8 +1,8 @@
 //! Exports as Arrow streams: the same rollouts as in lines, whole or recognizably not.
 
 use arrow_ipc::reader::StreamReader;
-use forebay_client::wire::{ARROW_STREAM, ExportCounts};
 use forebay_exports::batch;
+use forebay_wire::{ARROW_STREAM, ExportCounts};
 use serde_json::{Value, json};
 
 use super::{Form, export, ids, post_everything};

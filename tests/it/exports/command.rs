@@ -2,7 +2,7 @@
 
 use std::{path::Path, process::Output};
 
-use forebay_client::wire::ARROW_STREAM;
+use forebay_wire::ARROW_STREAM;
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},

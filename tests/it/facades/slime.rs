@@ -4,7 +4,7 @@ mod leaving;
 mod replicas;
 
 use flate2::{Compression, write::GzEncoder};
-use forebay_client::wire::Role;
+use forebay_wire::Role;
 use reqwest::Method;
 use serde_json::{Value, json};
 

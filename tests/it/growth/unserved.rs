@@ -30,7 +30,7 @@ use forebay::{
     metrics::Metrics,
     store,
 };
-use forebay_client::wire::PolicyRules;
+use forebay_wire::PolicyRules;
 use serde_json::json;
 use tracing::{
     Event, Metadata, Subscriber,

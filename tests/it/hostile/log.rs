@@ -1,6 +1,6 @@
 //! Log injection: whatever a client sends, one event is one line.
 
-use forebay_client::wire::ARROW_STREAM;
+use forebay_wire::ARROW_STREAM;
 use serde_json::{Value, json};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 

@@ -15,7 +15,7 @@ use forebay::buffer::{
     surrogates::LoneSurrogates,
     trajectory::{Trajectory, TrajectoryLimits},
 };
-use forebay_client::wire::{self, ARROW_STREAM, Sample, Segment};
+use forebay_wire::{self as wire, ARROW_STREAM, Sample, Segment};
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use serde_json::{Value, json};
 

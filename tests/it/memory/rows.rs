@@ -1,7 +1,7 @@
 //! Batches of long conversations with many segments, read in every format: the columns of a rollout are held in memory
 //! once.
 
-use forebay_client::wire::ARROW_STREAM;
+use forebay_wire::ARROW_STREAM;
 use serde_json::{Value, json};
 
 use crate::support::{process::Service, rollout, text, torture, with};

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fmt};
 
-use forebay_client::wire::{BatchState, GroupState};
+use forebay_wire::{BatchState, GroupState};
 
 use super::{
     reference::Reference,

@@ -6,7 +6,7 @@ use forebay::buffer::{
     ids::{ExecutionId, GroupId},
     rules,
 };
-use forebay_client::wire::{
+use forebay_wire::{
     BacklogRules, BatchRules, EnvironmentRules, FilterAction, FilterRule, FilterScope, GroupRules, LeaseRules,
     LossWeighting, OnDrop, PolicyRules, RetentionRules, Segment, SessionRules, Settle, StalenessRules, Trajectory,
 };

@@ -7,7 +7,7 @@
 mod sessions;
 mod strategies;
 
-use forebay_client::wire::{BatchState, GroupState, Status, VersionSpan};
+use forebay_wire::{BatchState, GroupState, Status, VersionSpan};
 
 pub(crate) use self::{sessions::SessionOperation, strategies::sequences};
 use super::{

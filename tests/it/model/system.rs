@@ -24,7 +24,7 @@ use forebay::{
     metrics::Metrics,
     store,
 };
-use forebay_client::wire::Sample;
+use forebay_wire::Sample;
 use sqlx::Connection as _;
 
 use super::{

@@ -8,7 +8,7 @@ mod sessions;
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use forebay_client::wire::{
+use forebay_wire::{
     BatchOrder, BatchState, GroupState, LossWeighting, Retries, RolloutState, SessionState, Status, Verdict,
     VersionSpan,
 };

@@ -9,7 +9,7 @@ use forebay::buffer::{
     },
     rules::Rules,
 };
-use forebay_client::wire::{EnvironmentRules, PolicyRules};
+use forebay_wire::{EnvironmentRules, PolicyRules};
 
 use super::workers::{Ask, Fate, IDLE_S, Played, Scene, Service, TICK_S, TIMEOUT_S};
 

@@ -4,7 +4,7 @@ use forebay::buffer::{
     refusal::Refusal,
     session::{CallPermit, NewCall},
 };
-use forebay_client::wire::VersionSpan;
+use forebay_wire::VersionSpan;
 use serde_json::{Value, json};
 
 use super::{A, E, N, S, T, U, call, finish, open, path, permit, record, refused, segments, session, try_record};

@@ -6,7 +6,7 @@ use forebay::{
     access::Role,
     buffer::{refusal::Refusal, states::SessionState},
 };
-use forebay_client::wire::{self, AbortRequest, FinishRequest, SessionFinish, SessionRequest};
+use forebay_wire::{self as wire, AbortRequest, FinishRequest, SessionFinish, SessionRequest};
 use serde_json::json;
 
 use super::{A, E, S, U, call, finish, open, path, permit, record, refused, session};

@@ -3,7 +3,7 @@
 mod bounds;
 mod repeats;
 
-use forebay_client::wire::Role;
+use forebay_wire::Role;
 use reqwest::Method;
 use serde_json::{Value, json};
 

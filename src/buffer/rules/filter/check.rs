@@ -10,7 +10,7 @@ use std::thread;
 
 use cel::common::ast::{CallExpr, ComprehensionExpr, EntryExpr, Expr, IdedExpr, LiteralValue, SourceInfo, operators};
 use cel::{ParseErrors, Program};
-use forebay_client::wire::{FilterRule, FilterScope};
+use forebay_wire::{FilterRule, FilterScope};
 use regex::{Regex, RegexBuilder};
 
 use super::variables;

@@ -1,6 +1,6 @@
 //! All names that filters know, for people and editors.
 
-use forebay_client::wire::FilterNames;
+use forebay_wire::FilterNames;
 
 use super::{
     check::{FUNCTIONS, MACROS, METHODS},

@@ -7,7 +7,7 @@ mod refusals;
 
 use std::collections::BTreeMap;
 
-use forebay_client::wire::{FilterAction, FilterRule, FilterScope};
+use forebay_wire::{FilterAction, FilterRule, FilterScope};
 use serde_json::value::RawValue;
 
 use super::{Evaluation, Filters, GroupFacts, RolloutFacts};

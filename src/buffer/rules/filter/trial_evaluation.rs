@@ -8,7 +8,7 @@ use std::collections::HashMap;
 
 use cel::common::ast::{ComprehensionExpr, Expr, IdedExpr, LiteralValue, SourceInfo, operators};
 use cel::{Context, ExecutionError, Program, Value};
-use forebay_client::wire::FilterScope;
+use forebay_wire::FilterScope;
 
 use super::check::{at, parts};
 use super::variables::{TypicalValues, scope_of};

@@ -14,7 +14,7 @@ use cel::common::types::{CelDouble, CelInt, CelNull, CelString};
 use cel::common::value::{CowVal, Val};
 use cel::context::VariableResolver;
 use cel::{Context, Value};
-use forebay_client::wire::{FilterScope, FilterVariable};
+use forebay_wire::{FilterScope, FilterVariable};
 
 use super::facts::{GroupFacts, RolloutFacts};
 

@@ -5,7 +5,7 @@ use std::{
     collections::{BTreeMap, HashMap, HashSet},
 };
 
-use forebay_client::wire::Retries;
+use forebay_wire::Retries;
 
 use super::{Call, CallSet, Position};
 

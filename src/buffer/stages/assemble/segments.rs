@@ -1,6 +1,6 @@
 //! The segment of a chain: ids, mask, log-probabilities and spans of versions.
 
-use forebay_client::wire::{Segment, VersionSpan};
+use forebay_wire::{Segment, VersionSpan};
 
 use super::{CallSet, Chain};
 

@@ -3,7 +3,7 @@
 mod oracle;
 mod properties;
 
-use forebay_client::wire::{Retries, Segment, VersionSpan};
+use forebay_wire::{Retries, Segment, VersionSpan};
 
 use super::{After, Assembly, Break, Call, CallSet, DropReason, NoBeginning};
 

@@ -12,7 +12,7 @@
 
 use std::collections::BTreeMap;
 
-use forebay_client::wire::BatchRules;
+use forebay_wire::BatchRules;
 use serde::{Deserialize, Serialize};
 
 use super::{BatchSize, Bounds, Candidate};
@@ -283,7 +283,7 @@ impl<'l> Shares<'l> {
 
 #[cfg(test)]
 mod tests {
-    use forebay_client::wire::EnvironmentRules;
+    use forebay_wire::EnvironmentRules;
     use proptest::prelude::*;
 
     use super::*;

@@ -1,6 +1,6 @@
 //! The map of a segment: what its parts are like, so that a segment of a million tokens can be seen at once.
 
-use forebay_client::wire::{Segment, TokenMap};
+use forebay_wire::{Segment, TokenMap};
 
 /// The most parts of a map.
 const BUCKETS_MAX: usize = 512;
@@ -84,7 +84,7 @@ fn rounded(value: f64) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use forebay_client::wire::VersionSpan;
+    use forebay_wire::VersionSpan;
 
     use super::*;
 

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use forebay_client::wire::{ContentMessage, MessagePage};
+use forebay_wire::{ContentMessage, MessagePage};
 use serde::{
     Deserialize, Deserializer as _,
     de::{SeqAccess, Visitor},

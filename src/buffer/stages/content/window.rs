@@ -1,6 +1,6 @@
 //! The tokens of a part of a segment, with what belongs to each.
 
-use forebay_client::wire::{Segment, TokenWindow, VersionSpan};
+use forebay_wire::{Segment, TokenWindow, VersionSpan};
 
 use super::Part;
 

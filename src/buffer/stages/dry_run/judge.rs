@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use forebay_client::wire::{FilterRule, FilterScope, Status};
+use forebay_wire::{FilterRule, FilterScope, Status};
 use serde_json::value::RawValue;
 
 use super::{IN_PAYLOAD, NOT_IN_OLD_ROWS, Payloads};

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use forebay_client::wire::{FilterScope, OnDrop};
+use forebay_wire::{FilterScope, OnDrop};
 
 use super::judge::{Comparison, JudgedGroup, Outcome};
 use crate::{

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use forebay_client::wire::{FilterAction, OnDrop, Requirement, Retries, StalenessAction, Violation};
+use forebay_wire::{FilterAction, OnDrop, Requirement, Retries, StalenessAction, Violation};
 
 use super::{Form, NewRollout};
 use crate::buffer::{

@@ -2,7 +2,7 @@
 //!
 //! Separate from the reader, which turns checked rollouts into rows and does not handle damage.
 
-use forebay_client::wire::{Segment, VersionSpan};
+use forebay_wire::{Segment, VersionSpan};
 
 use crate::buffer::{
     ids::Version,

@@ -5,7 +5,7 @@
 
 use std::{num::NonZero, sync::LazyLock, vec};
 
-use forebay_client::wire::Sample;
+use forebay_wire::Sample;
 
 use super::{
     Part,

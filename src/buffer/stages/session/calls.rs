@@ -6,7 +6,7 @@ use std::{
     sync::{Arc, LazyLock},
 };
 
-use forebay_client::wire::{Retries, Segment, SessionAssembly};
+use forebay_wire::{Retries, Segment, SessionAssembly};
 use tokio::sync::Semaphore;
 
 use super::{
@@ -273,7 +273,7 @@ impl<'a> OfPolicy<'a> {
             ..SessionAssembly::default()
         };
         for &(call, reason) in &assembly.dropped {
-            let count = |dropped: &mut forebay_client::wire::SessionDropped, number: u64| match reason {
+            let count = |dropped: &mut forebay_wire::SessionDropped, number: u64| match reason {
                 DropReason::Empty => dropped.empty += number,
                 DropReason::Undelivered => dropped.undelivered += number,
                 DropReason::Retry => dropped.retry += number,

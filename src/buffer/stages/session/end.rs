@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use forebay_client::wire::Violation;
+use forebay_wire::Violation;
 use tokio::time::Instant;
 
 use super::{

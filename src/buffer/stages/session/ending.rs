@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
-use forebay_client::wire::{self, Violation};
+use forebay_wire::{self as wire, Violation};
 
 use super::{WAIT_MS_MAX, end::Ended};
 use crate::{

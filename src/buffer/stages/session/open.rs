@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use forebay_client::wire::{self, Status, Violation};
+use forebay_wire::{self as wire, Status, Violation};
 
 use super::{ANY_MODEL, MODELS_MAX, SessionKey, SessionKeyHash, SessionLimits, SessionSpec, TTL_S_MAX, teacher};
 use crate::{

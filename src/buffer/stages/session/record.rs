@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use forebay_client::wire::{Sampling, VersionSpan, Violation};
+use forebay_wire::{Sampling, VersionSpan, Violation};
 
 use super::{
     ANY_MODEL, SessionKeyHash, SessionNotes,

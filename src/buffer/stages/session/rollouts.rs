@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use forebay_client::wire::{self, Requirement, SessionAssembly, Status, replace_lone_surrogates};
+use forebay_wire::{self as wire, Requirement, SessionAssembly, Status, replace_lone_surrogates};
 use serde_json::value::RawValue;
 
 use super::{

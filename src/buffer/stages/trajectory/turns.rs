@@ -5,7 +5,7 @@
 
 use std::collections::HashMap;
 
-use forebay_client::wire::{self, Retries, Segment, Turn, VersionSpan};
+use forebay_wire::{self as wire, Retries, Segment, Turn, VersionSpan};
 
 use super::{Memory, NoMemory, TrajectoryLimits, Violations, check_logprobs, check_spans, digest_spans, each, floats};
 use crate::buffer::{

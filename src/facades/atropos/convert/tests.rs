@@ -1,4 +1,4 @@
-use forebay_client::wire::Verdict;
+use forebay_wire::Verdict;
 use serde_json::{Value, json};
 
 use super::*;

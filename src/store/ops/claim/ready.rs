@@ -1,6 +1,6 @@
 //! Ready groups, in the order of delivery and after groups over the staleness bound are removed.
 
-use forebay_client::wire::{BatchOrder, StalenessAction};
+use forebay_wire::{BatchOrder, StalenessAction};
 
 use super::mask::{self, Masking};
 use crate::{

@@ -1,6 +1,6 @@
 //! Batches in which environments take turns: the ready groups of each environment, and what it carries.
 
-use forebay_client::wire::BatchRules;
+use forebay_wire::BatchRules;
 use serde::{Deserialize, Serialize};
 
 use super::ready::{Ready, fresh_groups, fresh_of_environment, take_out_left_behind};

@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use forebay_client::wire::Retries;
+use forebay_wire::Retries;
 
 use super::{GroupWork, Incoming, IncomingBundle, Keyed, Stored, read::Snapshot, write::Arrived};
 use crate::{

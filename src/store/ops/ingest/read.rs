@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-use forebay_client::wire::Retries;
+use forebay_wire::Retries;
 
 use super::{GroupWork, Incoming, IncomingBundle, Keyed, Stored};
 use crate::{

@@ -1,6 +1,6 @@
 //! Which key may call what, and that the address can have the key.
 
-use forebay_client::wire::Role;
+use forebay_wire::Role;
 use reqwest::Method;
 use serde_json::json;
 

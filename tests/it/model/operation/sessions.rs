@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use forebay_client::wire::{GroupState, SessionState, Status, VersionSpan};
+use forebay_wire::{GroupState, SessionState, Status, VersionSpan};
 
 use super::{GROUPS, ROLLOUTS, groups_in};
 use crate::model::{

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use forebay_client::wire::{BatchOrder, BatchState, GroupState, LossWeighting, Retries, SessionState, Status};
+use forebay_wire::{BatchOrder, BatchState, GroupState, LossWeighting, Retries, SessionState, Status};
 use proptest::{
     collection::{btree_map, vec},
     option,

@@ -3,7 +3,7 @@
 #[path = "../../../../src/buffer/stages/assemble/tests/oracle.rs"]
 mod oracle;
 
-use forebay_client::wire::{Retries, SessionAssembly, SessionDropped, VersionSpan};
+use forebay_wire::{Retries, SessionAssembly, SessionDropped, VersionSpan};
 
 use super::{Break, DropReason};
 use crate::model::{

@@ -1,6 +1,6 @@
 //! Batches and leases: what a claim returns, what the holder may do, and what happens when the lease ends.
 
-use forebay_client::wire::{BatchOrder, BatchState, GroupState, LossWeighting, Verdict};
+use forebay_wire::{BatchOrder, BatchState, GroupState, LossWeighting, Verdict};
 
 use super::{Batch, Cut, Outcome, Reference, Rollout, VOTING};
 use crate::model::view::{

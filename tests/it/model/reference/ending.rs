@@ -1,6 +1,6 @@
 //! The end of a session: its calls become rollouts, in the same step.
 
-use forebay_client::wire::{SessionAssembly, SessionState, Status};
+use forebay_wire::{SessionAssembly, SessionState, Status};
 
 use super::{
     Outcome, Reference,

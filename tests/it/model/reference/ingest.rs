@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use forebay_client::wire::{GroupState, RolloutState, Status, Verdict, VersionSpan};
+use forebay_wire::{GroupState, RolloutState, Status, Verdict, VersionSpan};
 
 use super::{Group, Outcome, Reference, Rollout, VOTING};
 use crate::model::view::{

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use forebay_client::wire::{BatchState, GroupState, RolloutState, Verdict};
+use forebay_wire::{BatchState, GroupState, RolloutState, Verdict};
 
 use super::{Reference, Rollout, VOTING};
 use crate::model::{

@@ -1,6 +1,6 @@
 //! Lineage: versions, checkpoints, resume and reset.
 
-use forebay_client::wire::{BatchState, GroupState};
+use forebay_wire::{BatchState, GroupState};
 
 use super::{Outcome, Reference};
 use crate::model::view::{Answer, BatchNumber, PolicyNumber, Refused};

@@ -22,7 +22,7 @@ mod shares;
 use std::collections::BTreeMap;
 
 use forebay::buffer::assemble::{Break, DropReason};
-use forebay_client::wire::{BatchState, GroupState, LossWeighting, Verdict};
+use forebay_wire::{BatchState, GroupState, LossWeighting, Verdict};
 
 pub(crate) use self::{
     assembling::multiple,

@@ -1,6 +1,6 @@
 //! The effects of time: leases expire, groups time out, payloads are purged, tombstones are forgotten.
 
-use forebay_client::wire::{BatchState, GroupState};
+use forebay_wire::{BatchState, GroupState};
 
 use super::{Reference, ingest::Cause};
 use crate::model::view::BatchNumber;

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use forebay_client::wire::{GroupState, RolloutState, Verdict};
+use forebay_wire::{GroupState, RolloutState, Verdict};
 
 use super::{Reference, shares};
 use crate::model::view::{GroupName, Label, PolicyNumber, Post, label};

@@ -1,6 +1,6 @@
 //! Sessions while they are open: room is reserved, and calls are recorded.
 
-use forebay_client::wire::{GroupState, Retries, SessionAssembly, SessionState};
+use forebay_wire::{GroupState, Retries, SessionAssembly, SessionState};
 
 use super::{
     Outcome, Reference,

@@ -9,7 +9,7 @@ use forebay::buffer::{
     refusal::BufferError,
     session::{self, Abort, CallPermit, Finish, NewCall, OpenSession},
 };
-use forebay_client::wire::{self, AbortRequest, SessionAssembly, SessionFinish, SessionModel, SessionRequest};
+use forebay_wire::{self as wire, AbortRequest, SessionAssembly, SessionFinish, SessionModel, SessionRequest};
 use futures::FutureExt as _;
 
 use super::{ALL, System, policy_name, refused};

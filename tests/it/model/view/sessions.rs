@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use forebay_client::wire::{SessionAssembly, SessionState, Status, VersionSpan};
+use forebay_wire::{SessionAssembly, SessionState, Status, VersionSpan};
 
 use super::{PolicyNumber, Receipt};
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use forebay_client::wire::{FilterRule, FilterScope};
+use forebay_wire::{FilterRule, FilterScope};
 
 use super::super::{Filters, cost};
 use super::{compile, group_facts, group_rule, metadata, rollout_facts, rollout_rule, rule};

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::thread;
 
-use forebay_client::wire::{FilterAction, FilterScope};
+use forebay_wire::{FilterAction, FilterScope};
 
 use super::super::{GroupFacts, RolloutFacts, variables};
 use super::{

@@ -1,6 +1,6 @@
 //! Tests of expressions that are refused when rules are written.
 
-use forebay_client::wire::{FilterAction, FilterRule, FilterScope};
+use forebay_wire::{FilterAction, FilterRule, FilterScope};
 
 use super::super::{FilterViolation, Filters, RULES_MAX};
 use crate::buffer::reasons;

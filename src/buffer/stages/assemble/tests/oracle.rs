@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use forebay_client::wire::{Retries, Segment, VersionSpan};
+use forebay_wire::{Retries, Segment, VersionSpan};
 
 use super::{
     super::{Break, DropReason},

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use forebay_client::wire::{Retries, Segment, VersionSpan};
+use forebay_wire::{Retries, Segment, VersionSpan};
 use proptest::{collection::vec, prelude::*};
 
 use super::{

@@ -118,7 +118,7 @@ impl Visitor<'_> for ScalarVisitor {
 
 #[cfg(test)]
 mod tests {
-    use crate::wire::{Segment, Trajectory};
+    use crate::{Segment, Trajectory};
 
     #[test]
     fn a_truth_value_is_a_number() {

@@ -14,7 +14,7 @@ pub(super) fn serialize<S: Serializer>(reward: &Option<f64>, serializer: S) -> R
 
 #[cfg(test)]
 mod tests {
-    use crate::wire::Trajectory;
+    use crate::Trajectory;
 
     #[test]
     fn rewards_are_the_nearest_64_bit_floats() {

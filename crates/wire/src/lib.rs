@@ -1,4 +1,4 @@
-//! The wire types of the API. Each concept has one noun, which is the same in the service and in SQL.
+//! The bodies of the API. Each concept has one noun, which is the same in the service and in SQL.
 //!
 //! Requests with unknown fields are refused. Answers may gain fields, so readers ignore fields that they do not know.
 //! Timestamps are RFC 3339 text; names of durations end with the unit.

@@ -159,7 +159,7 @@ pub(super) fn components<'de, D: Deserializer<'de>>(deserializer: D) -> Result<B
 #[cfg(test)]
 mod tests {
     use super::Object;
-    use crate::wire::{AckRequest, PolicyRules, Trajectory};
+    use crate::{AckRequest, PolicyRules, Trajectory};
 
     #[test]
     fn an_array_is_no_object() {
