@@ -14,14 +14,12 @@ use std::{
 
 use anyhow::{Context as _, anyhow};
 use bytes::Bytes;
-use forebay::{
-    api::parsers,
-    buffer::{
-        ingest::NewRollout,
-        payload::{Codec, Payload},
-        surrogates::LoneSurrogates,
-        trajectory::{Trajectory, TrajectoryLimits},
-    },
+use forebay::api::parsers;
+use forebay_domain::{
+    formats::payload::{Codec, Payload},
+    ingest::NewRollout,
+    surrogates::LoneSurrogates,
+    trajectory::{Trajectory, TrajectoryLimits},
 };
 use forebay_wire::{self as wire, Retries};
 

@@ -19,6 +19,7 @@ use std::{
 };
 
 use axum::http::uri::Authority;
+use forebay_domain::{ids::PolicyName, rules::Rules, surrogates::LoneSurrogates};
 use forebay_wire::{PolicyRules, Violation};
 use serde::Deserialize;
 
@@ -30,7 +31,7 @@ use self::{
 use crate::{
     agents::{AgentOptions, UpstreamConfig, Upstreams},
     api::{BodyLimits, Tokenizers},
-    buffer::{BufferOptions, ids::PolicyName, rules::Rules, surrogates::LoneSurrogates},
+    buffer::BufferOptions,
     facades::FacadeConfig,
     server::ServerLimits,
     store::{

@@ -3,7 +3,8 @@
 //! Agents POST complete trajectories. The buffer validates, filters, groups and stores them durably. A trainer leases
 //! finalized batches. The modules, in reading order:
 //!
-//! - [`buffer`]: the domain, one file per stage. Start at [`buffer::trajectory`].
+//! - [`forebay_domain`]: a crate of its own, what becomes of a rollout as pure decisions.
+//! - [`buffer`]: what waits, wakes, leases and sweeps.
 //! - [`store`]: the same stages as atomic operations on SQLite or Postgres.
 //! - [`access`]: keys, and which policies they may access.
 //! - [`api`]: the mapping between HTTP and the domain, without decisions.
@@ -12,14 +13,13 @@
 //! - [`server`], [`tls`]: accept loop, background tasks, graceful shutdown.
 //! - `budget`: how much clients make the service hold, for all listeners.
 //! - `framing`: which requests are ambiguous, for all listeners.
-//! - [`config`], [`clock`], [`metrics`], [`telemetry`]: what the other modules depend on.
+//! - [`config`], [`metrics`], [`telemetry`]: what the other modules depend on.
 
 pub mod access;
 pub mod agents;
 pub mod api;
 mod budget;
 pub mod buffer;
-pub mod clock;
 pub mod config;
 pub mod facades;
 mod framing;

@@ -5,21 +5,20 @@
 
 use std::{alloc::System, fmt::Write as _, io::Cursor};
 
-use forebay::{
-    api::parsers as api,
-    buffer::{
-        ingest::NewRollout,
-        payload::Codec,
-        surrogates::LoneSurrogates,
-        trajectory::{Trajectory, TrajectoryLimits},
-    },
-    facades::parsers as facades,
+use forebay::{api::parsers as api, facades::parsers as facades};
+use forebay_domain::{
+    formats::payload::Codec,
+    ingest::NewRollout,
+    surrogates::LoneSurrogates,
+    trajectory::{Trajectory, TrajectoryLimits},
 };
 use forebay_formats::{Importer, Options};
 use forebay_gateway::structure::{price, price_with_columns};
 use forebay_wire as wire;
 use peakmem_alloc::{INSTRUMENTED_SYSTEM, PeakMemAlloc, PeakMemAllocTrait as _};
 use proptest::{prelude::*, sample::select, test_runner::TestRunner};
+
+use Reader::{Atropos, Control, Import, Post, Slime};
 
 #[global_allocator]
 static MEMORY: &PeakMemAlloc<System> = &INSTRUMENTED_SYSTEM;
@@ -53,8 +52,6 @@ enum Reader {
     Atropos,
     Control,
 }
-
-use Reader::{Atropos, Control, Import, Post, Slime};
 
 /// A body in which `@` stands for copies of a text with commas between them. In each copy, `%` stands for its number.
 type Shape = (Reader, &'static str, &'static str);

@@ -10,9 +10,9 @@ use std::{
 };
 
 use forebay::{
-    access::keyring::Keyring, api::Access, buffer::Buffer, clock::AnchoredClock, config::Config, metrics::Metrics,
-    server::Server, store,
+    access::keyring::Keyring, api::Access, buffer::Buffer, config::Config, metrics::Metrics, server::Server, store,
 };
+use forebay_domain::clock::AnchoredClock;
 use tokio::{net::TcpListener, sync::oneshot};
 
 /// Number of rollouts in a body.

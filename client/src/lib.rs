@@ -7,7 +7,7 @@
 //! An agent posts the rollouts of a task. Once the call has returned, they are stored:
 //!
 //! ```no_run
-//! # //! # async fn agent() -> Result<(), forebay_client::ClientError> {
+//! # async fn agent() -> Result<(), forebay_client::ClientError> {
 //! use forebay_client::{
 //!     Client,
 //!     wire::{Segment, Status, Trajectory},
@@ -39,7 +39,7 @@
 //! Instead of segments, an agent can post its calls to the inference engine. The service assembles the segments:
 //!
 //! ```no_run
-//! # //! # async fn agent() -> Result<(), forebay_client::ClientError> {
+//! # async fn agent() -> Result<(), forebay_client::ClientError> {
 //! use forebay_client::{
 //!     Client,
 //!     wire::{Trajectory, Turn},
@@ -77,7 +77,7 @@
 //! and moves the weights only if the service has accepted the ack:
 //!
 //! ```no_run
-//! # //! # async fn trainer() -> Result<(), Box<dyn std::error::Error>> {
+//! # async fn trainer() -> Result<(), Box<dyn std::error::Error>> {
 //! use std::time::Duration;
 //!
 //! use forebay_client::{
@@ -107,6 +107,8 @@
 //! }
 //! # }
 //! ```
+
+#![warn(missing_docs)]
 
 mod client;
 mod heartbeat;

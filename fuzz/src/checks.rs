@@ -12,18 +12,19 @@ use std::{
 
 use forebay::{
     api::{BodyLimits, ByteBudgets, parsers},
-    buffer::{
-        assemble::{After, Assembly, Call, CallSet},
-        canonical::ContentDigest,
-        filter::Filters,
-        ids::{GroupId, KeyForm, POLICY_NAME_BYTES_MAX, PolicyName, RolloutId},
-        ingest::NewRollout,
-        payload::{Codec, Payload},
-        rules::Rules,
-        surrogates::LoneSurrogates,
-        trajectory::{Trajectory, TrajectoryLimits, VIOLATIONS_MAX},
-    },
     config::Config,
+};
+use forebay_domain::{
+    assemble::{After, Assembly, Call, CallSet},
+    formats::{
+        canonical::ContentDigest,
+        payload::{Codec, Payload},
+    },
+    ids::{GroupId, KeyForm, POLICY_NAME_BYTES_MAX, PolicyName, RolloutId},
+    ingest::NewRollout,
+    rules::{Rules, filter::Filters},
+    surrogates::LoneSurrogates,
+    trajectory::{Trajectory, TrajectoryLimits, VIOLATIONS_MAX},
 };
 use forebay_formats::{Importer, Options, Record};
 use forebay_gateway::{

@@ -2,7 +2,7 @@
 
 use std::{fmt, sync::Arc};
 
-use crate::buffer::ids::POLICY_NAME_BYTES_MAX;
+use forebay_domain::ids::POLICY_NAME_BYTES_MAX;
 
 /// The most globs that one key may have. The bound exists because every request is compared with all of them.
 pub const GLOBS_MAX: usize = 64;

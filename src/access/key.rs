@@ -2,16 +2,14 @@
 
 use std::fmt;
 
+use forebay_domain::{
+    clock::Timestamp,
+    ids::{KeyPk, check_name},
+    refusal::Refusal,
+};
 use forebay_wire::{ApiKey, KeyInfo, KeyRequest, Violation};
 
 use super::{Role, globs::PolicyGlobs};
-use crate::{
-    buffer::{
-        ids::{KeyPk, check_name},
-        refusal::Refusal,
-    },
-    clock::Timestamp,
-};
 
 /// The prefix of every key. Secret scanners recognise keys by it.
 pub const KEY_PREFIX: &str = "fb_";

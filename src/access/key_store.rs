@@ -3,12 +3,10 @@
 //! It is separate from the port of [`buffer`](crate::buffer), because the buffer does not know about keys.
 
 use async_trait::async_trait;
+use forebay_domain::clock::Timestamp;
 
 use super::key::{KeyId, NewKey, StoredKey};
-use crate::{
-    buffer::port::{Answer, StoreError},
-    clock::Timestamp,
-};
+use crate::buffer::port::error::{Answer, StoreError};
 
 /// The keys of a store.
 #[async_trait]

@@ -11,6 +11,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use forebay_domain::{
+    clock::{Clock, Timestamp},
+    refusal::Refusal,
+};
 use forebay_wire::{ApiKey, KeyRequest};
 
 use super::{
@@ -18,13 +22,7 @@ use super::{
     key::{KeyHash, KeyId, NewKey, PresentedKey, StoredKey},
     key_store::{KeyFilter, KeyStore, KeyUse},
 };
-use crate::{
-    buffer::{
-        port::StoreError,
-        refusal::{BufferError, Refusal},
-    },
-    clock::{Clock, Timestamp},
-};
+use crate::buffer::{error::BufferError, port::error::StoreError};
 
 /// The most keys that are not revoked. The bound exists because all of them are held in memory and read twice a second.
 pub const LIVE_KEYS_MAX: u32 = 1_000;
@@ -280,7 +278,9 @@ mod tests {
     use async_trait::async_trait;
 
     use super::*;
-    use crate::{access::key_store::KeyUse, buffer::port::Answer, clock::AnchoredClock};
+    use crate::access::key_store::KeyUse;
+    use crate::buffer::port::error::Answer;
+    use forebay_domain::clock::AnchoredClock;
 
     /// A store without keys that counts how often they are read.
     #[derive(Default)]

@@ -20,8 +20,9 @@ pub mod keyring;
 
 pub use forebay_wire::Role;
 
+use forebay_domain::{ids::PolicyName, refusal::Refusal};
+
 use self::{globs::PolicyGlobs, key::KeyId};
-use crate::buffer::{ids::PolicyName, refusal::Refusal};
 
 /// What a caller may do, as its key says.
 #[derive(Clone, Debug, PartialEq, Eq)]

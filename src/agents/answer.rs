@@ -12,6 +12,7 @@ use axum::{
     response::Response,
 };
 use bytes::Bytes;
+use forebay_domain::ids::CallPk;
 use forebay_gateway::{
     Dialect, DialectError,
     completion::Piece,
@@ -31,7 +32,6 @@ use super::{
     call::{Answer, Call, answer_bytes},
     orphans::{Answering, Unanswered},
 };
-use crate::buffer::ids::CallPk;
 
 /// An answer as its client gets it.
 struct Written {

@@ -7,17 +7,17 @@ use std::{
     time::{Duration, Instant},
 };
 
+use forebay_domain::{
+    ids::{PolicyName, SessionId},
+    session::SessionPolicy,
+};
 use forebay_gateway::{
     DialectError, UpstreamError,
     upstream::{Answered, EngineCall, PublishedVersion, Sampling},
 };
 
 use super::{Agents, call::Call, refusal, upstreams::Route};
-use crate::buffer::{
-    ids::{PolicyName, SessionId},
-    port::SessionPolicy,
-    refusal::BufferError,
-};
+use crate::buffer::error::BufferError;
 
 /// A session that has room for fewer tokens than this bounds what the engine may sample. Engines refuse a bound that
 /// does not fit into their context together with the prompt, so it is not named without need.

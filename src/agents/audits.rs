@@ -10,6 +10,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use forebay_domain::{
+    ids::{PolicyName, SessionId},
+    session::SessionPolicy,
+};
 use forebay_gateway::{
     Completion,
     upstream::{EngineKind, Range, Scoring, probe::LogprobScale},
@@ -24,13 +28,7 @@ use super::{
     teachers::SCORE_TIMEOUT,
     upstreams::Route,
 };
-use crate::{
-    budget::Share,
-    buffer::{
-        ids::{PolicyName, SessionId},
-        port::SessionPolicy,
-    },
-};
+use crate::budget::Share;
 
 /// How many audits of one engine are in memory. One runs, and the others wait for it.
 const AUDITS_MAX: usize = 8;

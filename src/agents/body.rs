@@ -8,18 +8,16 @@ use std::{
 
 use axum::body::{Body, HttpBody as _};
 use bytes::{Bytes, BytesMut};
+use forebay_domain::{ids::SessionId, surrogates::LoneSurrogates};
 use forebay_gateway::{DialectError, structure, work};
 use forebay_wire::{has_lone_surrogates, replace_lone_surrogates_in};
 use http_body_util::BodyExt as _;
 
 use super::{Agents, call::Call};
-use crate::{
-    budget::{
-        FREE_ANSWER_BYTES, Owner, Shares,
-        arriving::{Arriving, Limits, Unread},
-        paid,
-    },
-    buffer::{ids::SessionId, surrogates::LoneSurrogates},
+use crate::budget::{
+    FREE_ANSWER_BYTES, Owner, Shares,
+    arriving::{Arriving, Limits, Unread},
+    paid,
 };
 
 /// How long the body of a refused call is read and discarded. A client that still writes would not read the answer.

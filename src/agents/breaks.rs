@@ -1,13 +1,11 @@
 //! Why prompts do not continue earlier calls, for the reports about sessions: the messages of calls are compared, and ids
 //! are shown as text.
 
+use forebay_domain::ids::PolicyName;
 use forebay_gateway::canonical::{History, Record};
 
 use super::{histories, upstreams::Upstreams};
-use crate::buffer::{
-    ids::PolicyName,
-    port::{Conversation, Conversations},
-};
+use crate::buffer::port::{Conversation, Conversations};
 
 impl Conversations for Upstreams {
     fn begin(&self) -> Box<dyn Conversation> {

@@ -11,6 +11,12 @@ use std::{
 };
 
 use axum::http::HeaderMap;
+use forebay_domain::{
+    clock::Timestamp,
+    ids::{CallPk, check_name},
+    session::{SessionPolicy, notes::SessionNotes},
+    warnings::Warning,
+};
 use forebay_gateway::{
     Completion, Dialect, DialectError, Request,
     canonical::{Canonical, Continued},
@@ -41,13 +47,9 @@ use super::{
 use crate::{
     budget::Shares,
     buffer::{
-        ids::{CallPk, check_name},
-        port::SessionPolicy,
-        refusal::BufferError,
-        session::{CallPermit, NewCall, Replayed, SessionNotes},
-        warnings::Warning,
+        error::BufferError,
+        session::{CallPermit, NewCall, Replayed},
     },
-    clock::Timestamp,
     metrics::CallInFlight,
 };
 

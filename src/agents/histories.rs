@@ -4,6 +4,7 @@
 
 use std::collections::HashMap;
 
+use forebay_domain::ids::PolicyName;
 use forebay_gateway::{
     Completion,
     canonical::{Canonical, Continued, Paths, Record},
@@ -13,9 +14,8 @@ use serde::Deserialize;
 
 use crate::buffer::{
     Buffer,
-    ids::PolicyName,
-    port::StoreError,
-    refusal::BufferError,
+    error::BufferError,
+    port::error::StoreError,
     session::{CallPermit, KnownCalls, RecentSessions, RecordedText, RecordedTexts},
 };
 

@@ -15,6 +15,7 @@ use axum::{
     response::Response,
     routing::{get, post},
 };
+use forebay_domain::{ids::SessionId, refusal::Refusal, session::SessionKey};
 use forebay_gateway::{
     Dialect, DialectError,
     dialect::{Model, token_count},
@@ -33,11 +34,7 @@ use super::{
     counting, references, refusal,
 };
 use crate::{
-    buffer::{
-        ids::SessionId,
-        refusal::{BufferError, Refusal},
-        session::{CallPermit, SessionKey},
-    },
+    buffer::{error::BufferError, session::CallPermit},
     framing::{self, Framing},
     telemetry,
 };

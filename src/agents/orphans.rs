@@ -9,12 +9,12 @@ use std::{
     time::Duration,
 };
 
+use forebay_domain::ids::SessionId;
 use forebay_gateway::{Dialect, DialectError};
 use tokio::{runtime::Handle, task::JoinSet};
 use tracing::Instrument as _;
 
 use super::call::{Answer, Call};
-use crate::buffer::ids::SessionId;
 
 /// How long a call lives without a client. OpenAI's and Anthropic's clients repeat after at most 8 s.
 const WAIT: Duration = Duration::from_secs(10);

@@ -1,8 +1,9 @@
 //! Refusals of the buffer in the words of the dialects. This is the only place that maps them.
 
+use forebay_domain::refusal::Refusal;
 use forebay_gateway::DialectError;
 
-use crate::buffer::refusal::{BufferError, Refusal};
+use crate::buffer::error::BufferError;
 
 /// When an agent repeats a call that the store, or its session, could not take.
 const RETRY_AFTER_S: u32 = 1;

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use async_trait::async_trait;
+use forebay_domain::ids::SessionId;
 use forebay_gateway::upstream::{Scoring, probe::LogprobScale};
 use futures::{StreamExt as _, TryStreamExt as _};
 use tokio::time::Instant;
@@ -11,10 +12,7 @@ use super::{
     asking::widened,
     upstreams::{Route, Upstreams},
 };
-use crate::buffer::{
-    ids::SessionId,
-    port::{TeacherFault, Teachers, Unscored},
-};
+use crate::buffer::port::{TeacherFault, Teachers, Unscored};
 
 /// How many segments one engine scores at once. Reading prompts keeps an engine busy with a few of them.
 pub(super) const SCORES_AT_ONCE: usize = 16;

@@ -13,6 +13,10 @@ use std::{
     time::Duration,
 };
 
+use forebay_domain::{
+    ids::PolicyName,
+    session::{ANY_MODEL, SessionPolicy, SessionSpec},
+};
 use forebay_gateway::{
     DialectError, Request, Upstream,
     system::LaterSystem,
@@ -28,15 +32,7 @@ use tokio::{
 };
 
 use super::{asking, audits::Audits, exact::Exact, teachers::SCORES_AT_ONCE};
-use crate::{
-    access::globs::PolicyGlobs,
-    buffer::{
-        ids::PolicyName,
-        port::SessionPolicy,
-        session::{ANY_MODEL, CallPermit, SessionSpec},
-    },
-    metrics::Metrics,
-};
+use crate::{access::globs::PolicyGlobs, buffer::session::CallPermit, metrics::Metrics};
 
 /// The pause between two probes of an engine that is ready.
 const PROBE_EVERY: Duration = Duration::from_mins(1);

@@ -3,9 +3,8 @@
 use std::net::SocketAddr;
 
 use axum::http::uri::Authority;
+use forebay_domain::ids::SessionId;
 use forebay_wire::BaseUrls;
-
-use crate::buffer::ids::SessionId;
 
 /// Where agents reach the listener.
 #[derive(Clone, Debug)]

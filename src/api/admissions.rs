@@ -6,10 +6,10 @@ use axum::{
     http::{HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
+use forebay_domain::admission::RoomRequest;
 use forebay_wire::{Admission, AdmissionRequest};
 
 use super::{Api, body::Json, guard::Caller, openapi::NoSuchPolicy, params, problem::Failure};
-use crate::buffer::admission::RoomRequest;
 
 /// Seconds after which a retry may find room: about the time in which a trainer takes a batch.
 const RETRY_AFTER_S: u32 = 5;

@@ -8,6 +8,14 @@ use axum::{
     http::StatusCode,
     response::{IntoResponse, Response},
 };
+use forebay_domain::{
+    clock::Timestamp,
+    ids::{BatchId, ConsumerName, GroupId, LeaseToken, RequestId},
+    lease::{Batch, BatchFilter},
+    rules::LEASE_TTL_S_MAX,
+    shard::{Division, SHARDS_MAX},
+    states,
+};
 use forebay_wire::{
     AckRequest, BatchDescriptor, BatchPage, BatchRequest, BatchState, ExtendRequest, ListOrder, NackRequest,
     ShardBalance, ShardCount, VersionRange,
@@ -23,17 +31,7 @@ use super::{
     params::{self, BatchPath, Query},
     problem::Failure,
 };
-use crate::{
-    buffer::{
-        ids::{BatchId, ConsumerName, GroupId, LeaseToken, RequestId},
-        lease::{Holder, LeaseRequest, WAIT_MS_MAX},
-        port::{Batch, BatchFilter},
-        rules::LEASE_TTL_S_MAX,
-        shard::{Division, SHARDS_MAX},
-        states,
-    },
-    clock::Timestamp,
-};
+use crate::buffer::lease::{Holder, LeaseRequest, WAIT_MS_MAX};
 
 /// The most bytes of a nack's reason.
 const REASON_BYTES_MAX: usize = 1_024;

@@ -5,6 +5,7 @@ use std::{io, sync::Arc};
 use arrow_schema::ArrowError;
 use axum::{extract::State, http::HeaderMap, response::Response};
 use bytes::Bytes;
+use forebay_domain::ids::Run;
 use forebay_exports::batch;
 use forebay_wire::{ARROW_STREAM, ExportSummary, ExportedRollout, RolloutState, Verdict};
 use serde::Deserialize;
@@ -21,9 +22,8 @@ use super::{
     problem::Failure,
 };
 use crate::buffer::{
+    error::BufferError,
     export::{ExportFilter, ExportReader, Expression},
-    ids::Run,
-    refusal::BufferError,
 };
 
 /// The media type of lines.

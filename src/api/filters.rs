@@ -5,6 +5,15 @@
 //! [`samples`](super::samples).
 
 use axum::{Json as Answer, extract::State, http::StatusCode};
+use forebay_domain::{
+    clock::Timestamp,
+    ids::GroupId,
+    looking::dry_run::{
+        Bounds, EXAMPLES_MAX, GROUPS_MAX, TryFilters,
+        judge::Outcome,
+        report::{Change, Column, Failed, Report},
+    },
+};
 use forebay_wire::{
     FailedFilter, FilterNames, GroupOutcomes, LookedAt, RolloutOutcomes, TriedChange, TriedGroups, TriedOutcome,
     TriedRollouts, TriedState, TryNote, TryRequest, TryResult, Unjudged,
@@ -18,15 +27,7 @@ use super::{
     params::{self, PolicyPath},
     problem::Failure,
 };
-use crate::{
-    buffer::{
-        dry_run::{Bounds, Change, Column, EXAMPLES_MAX, Failed, GROUPS_MAX, Outcome, Report, TryFilters},
-        filter,
-        ids::GroupId,
-        refusal::BufferError,
-    },
-    clock::Timestamp,
-};
+use crate::buffer::error::BufferError;
 
 /// How many drafts are tried at a time, so that people who try leave the processor to agents and trainers.
 pub(super) const TRIES_MAX: usize = 1;
@@ -48,7 +49,7 @@ const EXAMPLES: u32 = 10;
     responses((status = 200, description = "All names", body = FilterNames))
 )]
 pub(super) async fn variables() -> Answer<FilterNames> {
-    Answer(filter::names_on_wire())
+    Answer(forebay_domain::rules::filter::names::names_on_wire())
 }
 
 /// Try filters on the groups that were decided last

@@ -1,6 +1,11 @@
 //! `/groups`: lists groups, and closes or discards a group by hand.
 
 use axum::{Json as Answer, extract::State};
+use forebay_domain::{
+    groups::Group,
+    ids::{BatchId, GroupId, ID_BYTES_MAX, PolicyName},
+    looking::ledger::GroupFilter,
+};
 use forebay_wire::{CloseRequest, DiscardRequest, GroupInfo, GroupPage, GroupState, ListOrder};
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -12,10 +17,6 @@ use super::{
     openapi::{InvalidQuery, NoSuchGroup, NoSuchPolicy},
     params::{self, Query},
     problem::Failure,
-};
-use crate::buffer::{
-    ids::{BatchId, GroupId, ID_BYTES_MAX, PolicyName},
-    port::{Group, GroupFilter},
 };
 
 /// Which groups to list.

@@ -18,6 +18,7 @@ use axum::{
     middleware::Next,
     response::{IntoResponse, Response},
 };
+use forebay_domain::{ids::CallerId, session::SessionKey};
 
 use super::{Api, body, problem::Failure, roles};
 use crate::{
@@ -26,7 +27,6 @@ use crate::{
         keyring::{Denied, Keyring},
     },
     budget::Owner,
-    buffer::{ids::CallerId, session::SessionKey},
 };
 
 /// Media types that a web page may post to another origin without a preflight request.

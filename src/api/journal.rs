@@ -11,7 +11,6 @@ use super::{
     params::{self, PolicyPath, Query},
     problem::Failure,
 };
-use crate::buffer::port;
 
 /// Which entries to show.
 #[derive(Debug, Deserialize, IntoParams)]
@@ -54,7 +53,7 @@ pub(super) async fn get(
     Ok(Answer(JournalPage { entries, next: params::next(page.next) }))
 }
 
-fn on_wire(entry: port::JournalEntry) -> JournalEntry {
+fn on_wire(entry: forebay_domain::looking::journal::JournalEntry) -> JournalEntry {
     JournalEntry {
         at: entry.at.to_string(),
         kind: entry.kind,

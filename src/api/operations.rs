@@ -12,13 +12,13 @@ use axum::{
     http::{StatusCode, header},
     response::{IntoResponse, Response},
 };
+use forebay_domain::tally::Tally;
 use forebay_wire::{Health, PolicyStats, Stats};
 use serde::Deserialize;
 use serde_json::json;
 use utoipa::IntoParams;
 
 use super::{Api, body, guard::Caller, openapi::InvalidQuery, params::Query, problem::Failure};
-use crate::buffer::tally::Tally;
 
 /// How long the store may take to show that it can write.
 const READY_TIMEOUT: Duration = Duration::from_secs(2);

@@ -22,7 +22,7 @@ use super::{
     compression::Compressor,
     problem::Failure,
 };
-use crate::buffer::refusal::BufferError;
+use crate::buffer::error::BufferError;
 
 /// How long a request waits for the bytes of its first page. After that it is refused and may be repeated.
 pub(super) const FIRST_PAGE_WAIT: Duration = Duration::from_secs(10);

@@ -4,21 +4,20 @@ use axum::{
     extract::{FromRequestParts, rejection::PathRejection},
     http::{Uri, request::Parts},
 };
+use forebay_domain::{
+    clock::Timestamp,
+    ids::{BatchId, Epoch, InvalidId, PolicyName, SessionId, Step, Version},
+    pages::{Cursor, Order},
+    refusal::Refusal,
+    session::Session,
+    staleness,
+};
 use forebay_formats::Format;
 use forebay_wire::{ListOrder, TrainedVersions};
 use serde::de::DeserializeOwned;
 
 use super::{Api, explain::explain, guard::Caller, problem::Failure};
-use crate::{
-    access::{Grant, key::KeyId},
-    buffer::{
-        ids::{BatchId, Epoch, InvalidId, PolicyName, SessionId, Step, Version},
-        port::{Cursor, Order, Session},
-        refusal::Refusal,
-        staleness,
-    },
-    clock::Timestamp,
-};
+use crate::access::{Grant, key::KeyId};
 
 /// The default number of entries in a page.
 pub(super) const PAGE_DEFAULT: u32 = 100;

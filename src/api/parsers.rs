@@ -5,6 +5,10 @@
 
 use axum::http::{HeaderMap, HeaderValue, Uri, header};
 use bytes::Bytes;
+use forebay_domain::{
+    refusal::Refusal,
+    trajectory::{Trajectory, TrajectoryLimits},
+};
 use forebay_wire::{
     self as wire, AbortRequest, AckRequest, AdmissionRequest, BatchRequest, CheckpointRequest, CloseRequest,
     DiscardRequest, ExtendRequest, FinishRequest, KeyRequest, NackRequest, Object, PolicyRules, Problem, ResetRequest,
@@ -29,10 +33,6 @@ use super::{
     steps::StepQuery,
     trajectories::{self, StoryQuery},
     why::{OverviewQuery, WhyQuery},
-};
-use crate::buffer::{
-    refusal::Refusal,
-    trajectory::{Trajectory, TrajectoryLimits},
 };
 
 /// Decodes and checks the trajectories of a JSON body.

@@ -8,6 +8,15 @@ use axum::{
     http::StatusCode,
     response::{IntoResponse, Response},
 };
+use forebay_domain::{
+    ids::PolicyName,
+    lineage::Publish,
+    policies::RulesWritten,
+    refusal::Refusal,
+    rules::{Rules, changes},
+    states::{BatchState, GroupState},
+    tally::Tally,
+};
 use forebay_wire::{
     CheckpointRequest, CheckpointResponse, Object, OpenGroup, PolicyList, PolicyRules, PolicyStatus, ReceiptGroup,
     ResetRequest, ResetResponse, ResumeRequest, ResumeResponse, VersionRequest, Waiting, WaitingAsker,
@@ -26,15 +35,7 @@ use super::{
     params::{self, PolicyPath, Query},
     problem::Failure,
 };
-use crate::buffer::{
-    ids::PolicyName,
-    policies::PolicyOverview,
-    port::{Publish, RulesWritten},
-    refusal::Refusal,
-    rules::{Rules, changes},
-    states::{BatchState, GroupState},
-    tally::Tally,
-};
+use crate::buffer::policies::PolicyOverview;
 
 /// The most bytes of a version's URI.
 const URI_BYTES_MAX: usize = 2_048;

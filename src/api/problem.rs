@@ -10,14 +10,12 @@ use axum::{
     http::{HeaderValue, StatusCode, header},
     response::{IntoResponse, Response},
 };
+use forebay_domain::refusal::Refusal;
 use forebay_wire::{PROBLEM_JSON, Problem, Violation};
 use serde_json::{Value, json};
 
 use super::Api;
-use crate::buffer::{
-    port::StoreError,
-    refusal::{BufferError, Refusal},
-};
+use crate::buffer::{error::BufferError, port::error::StoreError};
 
 /// Seconds to wait before a retry, if nothing better is known.
 const RETRY_AFTER_S: u64 = 1;

@@ -4,6 +4,10 @@ use std::io;
 
 use axum::{extract::State, http::HeaderMap, response::Response};
 use bytes::Bytes;
+use forebay_domain::{
+    samples::page::Page,
+    shard::{Division, SHARDS_MAX, Shard},
+};
 use forebay_wire::{ARROW_STREAM, Sample, ShardBalance};
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -17,11 +21,7 @@ use super::{
     params::{BatchPath, Query},
     problem::Failure,
 };
-use crate::buffer::{
-    refusal::BufferError,
-    samples::{Page, SampleReader},
-    shard::{Division, SHARDS_MAX, Shard},
-};
+use crate::buffer::{error::BufferError, samples::SampleReader};
 
 /// The size at which a frame is sent.
 const FRAME_BYTES: usize = 1 << 20;

@@ -1,6 +1,10 @@
 //! `GET /policies/{policy}/series`: what happened to a policy over time, for charts.
 
 use axum::{Json as Answer, extract::State};
+use forebay_domain::{
+    clock::Timestamp,
+    looking::history::{METRICS_MAX, Metric, Series, SeriesRequest},
+};
 use forebay_wire::PolicySeries;
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -10,10 +14,6 @@ use super::{
     openapi::{InvalidQuery, NoSuchPolicy},
     params::{self, PolicyPath, Query},
     problem::Failure,
-};
-use crate::{
-    buffer::series::{METRICS_MAX, Metric, Series, SeriesRequest},
-    clock::Timestamp,
 };
 
 /// Seconds of a bucket if the caller does not say.

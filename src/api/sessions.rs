@@ -8,6 +8,11 @@ use axum::{
     extract::State,
     http::{HeaderMap, StatusCode, header, uri::Authority},
 };
+use forebay_domain::{
+    ids::RolloutId,
+    refusal::Refusal,
+    session::{Delivery, Session, SessionFilter},
+};
 use forebay_wire::{
     AbortRequest, FinishRequest, ListOrder, SessionBreak, SessionEnded, SessionFinish, SessionInfo, SessionModel,
     SessionOpened, SessionPage, SessionPolicy, SessionRequest, SessionState, SessionTurn, SessionTurns,
@@ -25,12 +30,7 @@ use super::{
 };
 use crate::{
     agents::NoUpstream,
-    buffer::{
-        ids::RolloutId,
-        port::{Delivery, Session, SessionFilter},
-        refusal::Refusal,
-        session::{Abort, Ended, Finish, OpenSession, Turn},
-    },
+    buffer::session::{Abort, Ended, Finish, OpenSession, Turn},
 };
 
 /// The most sessions that one request finishes: more than the roles of an execution.

@@ -1,6 +1,10 @@
 //! `GET /policies/{policy}/steps`: what the steps of a trainer had, one by one or several together.
 
 use axum::{Json as Answer, extract::State};
+use forebay_domain::{
+    looking::steps::{BUCKETS_MAX, Spread, StepBucket, StepCursor, StepRow},
+    pages::Order,
+};
 use forebay_wire::{self as wire, ListOrder, NumberSpread, PolicySteps, StepInfo};
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -10,10 +14,6 @@ use super::{
     openapi::{InvalidQuery, NoSuchPolicy},
     params::{self, PolicyPath, Query},
     problem::Failure,
-};
-use crate::buffer::{
-    port::{Order, Spread, StepBucket, StepCursor, StepRow},
-    step_log::BUCKETS_MAX,
 };
 
 /// Which steps to show.
@@ -81,7 +81,7 @@ pub(super) async fn get(
 /// The first characters of cursors of pages that begin with the newest step.
 const NEWEST_FIRST: &str = "n";
 
-fn range(query: &StepQuery) -> Result<(crate::buffer::ids::Step, crate::buffer::ids::Step, i64), Failure> {
+fn range(query: &StepQuery) -> Result<(forebay_domain::ids::Step, forebay_domain::ids::Step, i64), Failure> {
     if query.order.is_some() || query.after.is_some() || query.limit.is_some() {
         return Err(Failure::invalid("from", "is for buckets, which have no `order`, `after` and `limit`"));
     }

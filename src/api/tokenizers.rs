@@ -19,6 +19,7 @@ use axum::{
 };
 use bytes::Bytes;
 use flate2::{Compression, read::GzDecoder, write::GzEncoder};
+use forebay_domain::ids::PolicyName;
 use serde::de::IgnoredAny;
 use tokio::sync::Mutex;
 
@@ -32,7 +33,7 @@ use super::{
     params::PolicyPath,
     problem::Failure,
 };
-use crate::{access::globs::PolicyGlobs, buffer::ids::PolicyName};
+use crate::access::globs::PolicyGlobs;
 
 /// The largest tokenizer file: nearly twice the size of the largest published ones.
 const TOKENIZER_BYTES_MAX: u64 = 64 << 20;

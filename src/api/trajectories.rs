@@ -10,6 +10,13 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use bytes::Bytes;
+use forebay_domain::{
+    ids::{ExecutionId, GroupId, ID_BYTES_MAX, RolloutId},
+    ingest::{Ingested, NewRollout},
+    looking::ledger::{Story, StoryFilter},
+    refusal::Refusal,
+    trajectory::TrajectoryLimits,
+};
 use forebay_wire::{
     self as wire, BulkLine, ListOrder, Receipt, RolloutState, StoryGroup, TrajectoryPage, TrajectoryStory, Verdict,
 };
@@ -30,14 +37,7 @@ use super::{
 };
 use crate::{
     access::Grant,
-    buffer::{
-        Buffer,
-        ids::{ExecutionId, GroupId, ID_BYTES_MAX, RolloutId},
-        ingest::NewRollout,
-        port::{Ingested, Story, StoryFilter},
-        refusal::{BufferError, Refusal},
-        trajectory::TrajectoryLimits,
-    },
+    buffer::{Buffer, error::BufferError},
 };
 
 /// The most lines of one bulk body.

@@ -3,6 +3,10 @@
 use std::collections::BTreeMap;
 
 use axum::{Json as Answer, extract::State};
+use forebay_domain::{
+    ids::{GroupId, PolicyName},
+    looking::explain::{Cause, Finding, Numbers},
+};
 use forebay_wire::{
     self as wire, IdMatch, IdWhy, Overview, OverviewPolicy, OverviewReward, OverviewStaleness, PolicyWhy, WhyCause,
     WhyFinding, WhyNumbers,
@@ -20,8 +24,6 @@ use super::{
 use crate::{
     access::Role,
     buffer::{
-        explain::{Cause, Finding, Numbers},
-        ids::{GroupId, PolicyName},
         insight::Insight,
         life::{Askable, IdKind, LifeStep, LifeStory},
     },

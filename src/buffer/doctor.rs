@@ -4,14 +4,20 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::{
+use forebay_domain::{
+    formats::payload::Payload,
     ids::GroupPk,
-    pages::{Members, read_payloads},
-    payload::Payload,
-    port::{BatchMember, Contradiction, Examination, PayloadPlaces, Store, StoreError},
-    samples::checked::{CheckedRollout, broken_groups},
+    looking::diagnosis::{Contradiction, Examination, PayloadPlaces},
+    samples::{
+        BatchMember,
+        checked::{CheckedRollout, broken_groups},
+        pages::Members,
+    },
     tally::Tally,
 };
+
+use super::{payloads::read_payloads, port::Store};
+use crate::buffer::port::error::StoreError;
 
 /// Groups whose rollouts are listed at once.
 const GROUPS: u32 = 64;

@@ -1,6 +1,6 @@
 //! Insight: the facts that explanations are made of, and the explanations of all policies.
 //!
-//! Separate from [`explain`](super::explain), which is pure. Pages ask every few seconds, and many of them may be open, so
+//! Separate from [`explain`](forebay_domain::looking::explain), which is pure. Pages ask every few seconds, and many of them may be open, so
 //! a process explains a policy at most once a second, and all of them in at most a tenth of its time.
 
 use std::{
@@ -8,22 +8,27 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use super::{
-    Buffer,
-    explain::{
-        Explanation, PolicyCondition, explain,
-        facts::{EnvironmentFacts, Facts, Gauges, Limits, StepFacts, VersionFacts, Window, Windows},
-    },
+use forebay_domain::{
+    clock::Timestamp,
     ids::PolicyName,
-    policies,
-    port::{LedgerFacts, Policy, ReadFacts, Snapshot, StepRow, StoreError, Totals},
-    refusal::BufferError,
+    looking::{
+        explain::{
+            Explanation, explain,
+            facts::{EnvironmentFacts, Facts, Gauges, Limits, StepFacts, VersionFacts, Window, Windows},
+        },
+        history::{Snapshot, Totals},
+        insight::{LedgerFacts, ReadFacts},
+        steps::StepRow,
+    },
+    policies::Policy,
     rules::Rules,
     states::{BatchState, GroupState, SessionState},
     tally::{LeaseEvent, Tallies, Tally},
 };
-use crate::clock::Timestamp;
-use forebay_wire::{FilterScope, Settle};
+use forebay_wire::{FilterScope, PolicyCondition, Settle};
+
+use super::{Buffer, policies};
+use crate::buffer::{error::BufferError, port::error::StoreError};
 
 /// Answers stay the same for at least this long.
 const FRESH_US: i64 = 1_000_000;
@@ -283,7 +288,7 @@ fn window(before: Option<&Totals>, now: &Tallies, seconds: i64) -> Window {
             // A rule that discards groups counts these under the same name as rollouts that it drops.
             Tally::Dropped(rule) => {
                 let dropped = count(tally) - count(&Tally::Discarded(rule.clone()));
-                if dropped > 0 && rule != super::reasons::STALE {
+                if dropped > 0 && rule != forebay_domain::reasons::STALE {
                     window.dropped.insert(rule.clone(), dropped);
                 }
             }
@@ -325,7 +330,7 @@ fn steps(rows: &[StepRow]) -> Vec<StepFacts> {
 }
 
 fn gauges(policy: &Policy, tallies: &Tallies) -> Gauges {
-    let live = super::states::RolloutState::ALL.iter().filter(|state| state.is_live());
+    let live = forebay_domain::states::RolloutState::ALL.iter().filter(|state| state.is_live());
     Gauges {
         ready_groups: tallies.count(&Tally::Groups(GroupState::Ready)),
         needed_groups: i64::from(policy.rules.batch.groups),

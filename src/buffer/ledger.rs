@@ -2,16 +2,23 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use super::{
-    Buffer, batch,
+use forebay_domain::{
+    batch,
+    groups::{CloseGroup, DiscardGroup, Group},
     ids::{GroupId, PolicyName, RolloutId, Version},
-    ingest, policies,
-    port::{CloseGroup, DiscardGroup, Group, GroupFilter, Page, PolicyGauges, StoreError, Story, StoryFilter},
+    looking::ledger::{GroupFilter, Story, StoryFilter},
+    pages::Page,
+    policies::PolicyGauges,
     reasons,
-    refusal::{BufferError, Refusal},
+    refusal::Refusal,
     tally::{Tallies, Tally},
 };
-use crate::metrics::{ENVIRONMENTS_MAX, Ledger, Metrics, POLICY_LABELS_MAX, Rewards};
+
+use super::{Buffer, ingest, policies};
+use crate::{
+    buffer::{error::BufferError, port::error::StoreError},
+    metrics::{ENVIRONMENTS_MAX, Ledger, Metrics, POLICY_LABELS_MAX, Rewards},
+};
 
 /// Rollouts of an execution that are read at once, if the caller may see only some of them.
 const STORIES_AT_ONCE: u32 = 100;

@@ -2,20 +2,25 @@
 //!
 //! The rule that decided is told as it was when the group was opened, because the rules of a policy change.
 
-use forebay_wire::{FilterAction, FilterScope};
-
-use super::{
-    Buffer,
-    explain::sentence::{consumer, count, duration_us, is, plural},
+use forebay_domain::{
+    clock::Timestamp,
+    groups::Group,
     ids::{BatchId, GroupId, PolicyName, RolloutId},
-    policies,
-    port::{Batch, FindId, FindLife, Group, IdMatches, Life, LifeOf, Story},
+    lease::Batch,
+    looking::{
+        explain::sentence::{consumer, count, duration_us, is, plural},
+        insight::{FindId, FindLife, IdMatches, Life, LifeOf},
+        ledger::Story,
+    },
     reasons,
-    refusal::{BufferError, Refusal},
+    refusal::Refusal,
     rules::Rules,
     states::{BatchState, GroupState, Verdict},
 };
-use crate::clock::Timestamp;
+use forebay_wire::{FilterAction, FilterScope};
+
+use super::{Buffer, policies};
+use crate::buffer::error::BufferError;
 
 /// Policies in which an id is looked for.
 pub const POLICIES_SEARCHED: usize = 256;

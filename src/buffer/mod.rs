@@ -1,30 +1,21 @@
-//! The domain: from a posted trajectory to an acknowledged batch. No HTTP, no SQL.
+//! The buffer: everything that the service can do, independent of the transport. No HTTP, no SQL.
 //!
-//! - `stages/`: what happens to a rollout, one file per stage in the order in which a rollout passes them:
-//!   [`admission`], [`trajectory`], [`ingest`], [`finalize`], [`batch`], [`lease`], [`samples`], [`lineage`], [`sweep`];
-//!   [`export`] and [`content`], which read rollouts in any state; [`dry_run`], which decides groups again by other
-//!   filters; [`series`], which shows what happened over time; and [`session`], which assembles trajectories from recorded calls.
-//!   Beside them are the calculations that they use, such as [`assemble`], which makes segments of the calls of an agent.
-//! - `rules/`: the [`rules`] of a policy and the [`filter`]s in them.
-//! - `formats/`: what is stored and hashed: [`payload`]s, [`canonical`] content, [`seal`]s.
+//! What becomes of rollouts is decided in [`forebay_domain`]; here is what needs a store, a clock and other tasks.
+//!
+//! - `stages/`: what happens to a rollout, one file per stage in the order in which a rollout passes them: `admission`,
+//!   [`ingest`], [`lease`], [`samples`], [`lineage`], [`sweep`]; [`export`] and [`content`], which read rollouts in any
+//!   state; [`dry_run`], [`series`] and [`step_log`]; and [`session`], which records the calls of agents.
 //! - `coordination/`: what requests and replicas share: waiters, notifications, and the clock.
-//! - [`states`]: the states of groups, batches and rollouts, and who changes them; [`tally`]: how many there are of
-//!   each.
-//! - [`reasons`]: the reasons that the service gives for what becomes of rollouts and groups.
-//! - [`journal`]: what operators and time did to a policy.
-//! - [`explain`] says why a policy is as it is, from the facts that [`insight`] reads; [`life`] tells what became of a
-//!   rollout, group or batch.
-//! - [`policies`] and [`ledger`] read and change policies and list what is stored; [`doctor`] examines a whole store.
+//! - [`insight`] reads the facts of explanations, [`life`] tells what became of a rollout, group or batch, and [`journal`]
+//!   what operators and time did; [`policies`] and [`ledger`] read and change policies and list what is stored; [`doctor`]
+//!   examines a whole store.
 //!
 //! `operations.rs` lists everything that a [`Buffer`] can do. A buffer reads and writes through its [`port`], the
-//! [`Store`]. An implementation of the store knows the domain, and the domain knows no implementation. Decisions that
-//! must be made under a lock of the store are functions of the stages that the store calls.
+//! [`Store`].
 
 mod coordination;
 pub mod doctor;
-pub mod explain;
-mod formats;
-pub mod ids;
+pub mod error;
 pub mod insight;
 pub mod journal;
 pub mod ledger;
@@ -32,48 +23,43 @@ pub mod life;
 mod operations;
 pub mod policies;
 pub mod port;
-pub mod reasons;
-pub mod refusal;
-pub mod rules;
 mod stages;
-pub mod states;
-pub mod tally;
-
-use self::stages::pages;
-pub use self::{
-    coordination::replicas,
-    formats::{call, canonical, codes, payload, seal},
-    rules::filter,
-    stages::{
-        admission, advantage, assemble, batch, content, dry_run, evaluation, export, finalize, ingest, lease, lineage,
-        reading, samples, series, session, shard, staleness, step_log, surrogates, sweep, trajectory, warnings,
-        weights,
-    },
-};
+mod unused_rules;
 
 use std::{sync::Arc, time::Duration};
 
+use forebay_domain::{
+    admission::Gates,
+    clock::{Clock, Timestamp},
+    evaluation::LastSeenRules,
+    health::Health,
+    ids::{CallerId, PolicyName},
+    policies::{ExistingPolicy, RulesWritten, WriteRules},
+    refusal::Refusal,
+    rules::Rules,
+    session::SessionLimits,
+    trajectory::TrajectoryLimits,
+};
 use tokio::sync::watch;
 
 use self::{
-    admission::Gates,
     coordination::{askers::Askers, service_time, waiter_slots::WaiterSlots, wakers::Wakers},
-    evaluation::LastSeenRules,
-    ids::{CallerId, PolicyName},
     journal::Noticed,
-    port::{
-        Conversations, ExistingPolicy, Health, NoConversations, NoTeachers, RulesWritten, Store, StoreError, Teachers,
-        WriteRules,
-    },
-    refusal::{BufferError, Refusal},
+    port::{Conversations, NoConversations, NoTeachers, Store, Teachers},
     replicas::Replicas,
-    rules::Rules,
-    session::{Delivered, InFlight, PathCache, SessionLimits},
-    trajectory::TrajectoryLimits,
+    session::{Delivered, InFlight, PathCache},
+    stages::payloads,
 };
 use crate::{
-    clock::{Clock, Timestamp},
+    buffer::{error::BufferError, port::error::StoreError},
     metrics::Metrics,
+};
+
+pub use self::{
+    coordination::replicas,
+    stages::{
+        admission, content, dry_run, export, ingest, lease, lineage, reading, samples, series, session, step_log, sweep,
+    },
 };
 
 /// The buffer's part of the configuration.

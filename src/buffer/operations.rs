@@ -7,21 +7,43 @@ use std::{
     time::Duration,
 };
 
+use forebay_domain::{
+    admission::{Admitted, RoomRequest},
+    facades::{FacadeState, ReadyGroup},
+    groups::Group,
+    ids::{
+        BatchId, CallPk, CallerId, Epoch, ExecutionId, GroupId, PolicyName, RolloutId, Run, SessionId, Step, Version,
+    },
+    ingest::{BundleOutcome, Ingested, NewRollout},
+    lease::{Batch, BatchFilter},
+    lineage::{Checkpointed, Publish, ResetDone, Resumed},
+    looking::{
+        dry_run::TryFilters,
+        history::{Series, SeriesRequest},
+        journal::JournalEntry,
+        ledger::{GroupFilter, LatestGroup, Story, StoryFilter},
+        steps::{StepBuckets, StepCursor, StepPage},
+    },
+    pages::{Cursor, Order, Page},
+    policies::RulesWritten,
+    refusal::Refusal,
+    rules::Rules,
+    session::{RecordedCall, Session, SessionFilter, notes::SessionNotes},
+    shard::{Division, Shard},
+    tally::Tallies,
+    trajectory::Memory,
+};
 use forebay_wire as wire;
 use serde_json::Value;
 use tracing::instrument;
 
 use super::{
     Buffer,
-    admission::{self, Admitted, RoomRequest},
     content::{self, ContentReader},
     coordination::service_time,
-    dry_run::{self, DryRun, TryFilters},
+    dry_run::{self, DryRun},
     export::{self, ExportFilter, ExportReader},
-    ids::{
-        BatchId, CallPk, CallerId, Epoch, ExecutionId, GroupId, PolicyName, RolloutId, Run, SessionId, Step, Version,
-    },
-    ingest::{self, NewRollout},
+    ingest,
     insight::{self, Glance, Insight},
     journal,
     lease::{self, Holder, LeaseRequest, Leased},
@@ -29,26 +51,18 @@ use super::{
     life::{self, Askable, LifeStory},
     lineage,
     policies::{self, PolicyOverview},
-    port::{
-        Batch, BatchFilter, BundleOutcome, Checkpointed, Cursor, FacadeState, Group, GroupFilter, Ingested,
-        JournalEntry, LatestGroup, Order, Page, Publish, ReadyGroup, RecordedCall, ResetDone, Resumed, RulesWritten,
-        Session, SessionFilter, StepBuckets, StepCursor, StepPage, StoreError, Story, StoryFilter,
-    },
     reading::{self, Reader},
-    refusal::{BufferError, Refusal},
     replicas,
-    rules::{Rules, unused},
     samples::{self, SampleReader, ShardTotals},
-    series::{self, Series, SeriesRequest},
+    series,
     session::{
         self, Abort, CallPermit, CallText, Ended, Finish, NewCall, OpenSession, Opened, RecordedTexts, Replayed,
-        SessionNotes, TextPage, Turn,
+        TextPage, Turn,
     },
-    shard::{Division, Shard},
-    step_log, sweep,
-    tally::Tallies,
-    trajectory::Memory,
+    stages::admission,
+    step_log, sweep, unused_rules,
 };
+use crate::buffer::{error::BufferError, port::error::StoreError};
 
 impl Buffer {
     /// Reserves room for rollouts that are about to start. The reservation lasts as long as their group may take.
@@ -582,13 +596,13 @@ impl Buffer {
 
     /// Deletes unused rules until the future is dropped.
     pub async fn run_rules_cleanup(&self) {
-        unused::run_rules_cleanup(self).await;
+        unused_rules::run_rules_cleanup(self).await;
     }
 
     /// Deletes those rules of `superseded`, found by an earlier check, that no group uses. Returns all rules that no
     /// policy uses now. Replaced rules never become those of a policy again.
     pub async fn forget_rules(&self, superseded: &BTreeSet<i64>) -> Result<BTreeSet<i64>, StoreError> {
-        unused::forget_rules(self, superseded).await
+        unused_rules::forget_rules(self, superseded).await
     }
 
     /// Publishes events of this replica to the other replicas and receives their notifications, until the future is

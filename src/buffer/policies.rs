@@ -2,19 +2,20 @@
 
 use std::{sync::Arc, time::Duration};
 
-use serde_json::Value;
-use tokio::time::Instant;
-
-use super::{
-    Buffer,
-    batch::needed,
+use forebay_domain::{
+    batch::shares::needed,
     ids::{CallerId, PolicyName, Version},
-    port::{ExistingPolicy, Policy, ReadEnvironments, RulesWritten, StoreError, WaitingFor, WriteRules},
-    refusal::{BufferError, Refusal},
-    replicas::{self, Awaited},
+    peers::Awaited,
+    policies::{ExistingPolicy, Policy, ReadEnvironments, RulesWritten, WaitingFor, WriteRules},
+    refusal::Refusal,
     rules::{Rules, changes},
     tally::Tallies,
 };
+use serde_json::Value;
+use tokio::time::Instant;
+
+use super::{Buffer, replicas};
+use crate::buffer::{error::BufferError, port::error::StoreError};
 
 /// Policies that are read at once. The caller may see only a few of them.
 const POLICIES_AT_ONCE: u32 = 100;

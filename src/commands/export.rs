@@ -16,7 +16,7 @@ use std::{
 
 use anyhow::{Context as _, bail};
 use clap::Args;
-use forebay::buffer::ids::PolicyName;
+use forebay_domain::ids::PolicyName;
 use forebay_exports::{Format, Requirement, Unreadable, Writer, Written};
 use forebay_wire::{ExportCounts, RolloutState, Verdict};
 use tokio::sync::mpsc;

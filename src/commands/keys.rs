@@ -14,7 +14,6 @@ use forebay::{
         key_store::KeyFilter,
         keyring,
     },
-    clock::{AnchoredClock, Clock as _, Timestamp},
     config::{Config, DatabaseUrl},
     metrics::Metrics,
     store::{self, Database, OpenError, PayloadOptions},
@@ -23,6 +22,7 @@ use forebay_client::{
     Client, ClientError, ClientOptions, RetryPolicy,
     wire::{ApiKey, KeyCreated, KeyInfo, KeyRequest},
 };
+use forebay_domain::clock::{AnchoredClock, Clock as _, Timestamp};
 
 /// Keys per page when listing.
 const PAGE: u32 = 1_000;
@@ -296,8 +296,8 @@ async fn now(store: &dyn Database) -> anyhow::Result<Timestamp> {
         .max(reading.latest.unwrap_or(Timestamp::from_micros(0))))
 }
 
-fn refused(refusal: forebay::buffer::refusal::Refusal) -> anyhow::Error {
-    use forebay::buffer::refusal::Refusal;
+fn refused(refusal: forebay_domain::refusal::Refusal) -> anyhow::Error {
+    use forebay_domain::refusal::Refusal;
     let Refusal::Invalid(violations) = refusal else { return refusal.into() };
     let lines: Vec<String> =
         violations.iter().map(|violation| format!("{}: {}", violation.pointer, violation.detail)).collect();

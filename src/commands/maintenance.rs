@@ -10,11 +10,15 @@ use anyhow::{Context as _, bail};
 use forebay::{
     buffer::{
         doctor::{self, Diagnosis},
-        port::{Health, PayloadMoves, StoreError},
+        port::error::StoreError,
     },
-    clock::{AnchoredClock, Clock as _},
     metrics::Metrics,
     store::{self, Database, ObjectsClaim, OpenError, PayloadKind, PayloadOptions},
+};
+use forebay_domain::{
+    clock::{AnchoredClock, Clock as _},
+    health::Health,
+    sweep::PayloadMoves,
 };
 
 /// How often the number of payloads that are left is printed.

@@ -13,8 +13,7 @@ use forebay::{
     access::keyring::Keyring,
     agents::{AgentOptions, AgentUrls, Agents, Upstreams},
     api::Access,
-    buffer::{Buffer, port::StoreError},
-    clock::AnchoredClock,
+    buffer::{Buffer, port::error::StoreError},
     config::{AgentsConfig, Config, DEFAULT_DATABASE, check_listen, is_loopback},
     facades::FacadeConfig,
     metrics::Metrics,
@@ -23,6 +22,7 @@ use forebay::{
     telemetry::{self, LogFormat},
     tls::Tls,
 };
+use forebay_domain::clock::AnchoredClock;
 use tokio::{
     net::TcpListener,
     signal::unix::{Signal, SignalKind, signal},

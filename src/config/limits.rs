@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
+use forebay_domain::{surrogates::LoneSurrogates, trajectory::TrajectoryLimits};
 use forebay_wire::Violation;
 use serde::Deserialize;
 
 use crate::{
     api::{BodyLimits, ByteBudgets},
-    buffer::{surrogates::LoneSurrogates, trajectory::TrajectoryLimits},
     server::ServerLimits,
 };
 

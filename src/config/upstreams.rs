@@ -5,6 +5,7 @@ use std::{
     path::PathBuf,
 };
 
+use forebay_domain::ids::check_name;
 use forebay_gateway::{
     system::LaterSystem,
     upstream::{EngineKind, Parsers, SpecialTokensInText, UpstreamOptions, check_pass},
@@ -16,7 +17,6 @@ use super::collect;
 use crate::{
     access::globs::PolicyGlobs,
     agents::{ExactConfig, FamilyConfig, UpstreamConfig},
-    buffer::ids::check_name,
 };
 
 #[derive(Debug, Default, Deserialize)]

@@ -4,7 +4,7 @@ use axum::{
     extract::{FromRequest, FromRequestParts, Request},
     http::request::Parts,
 };
-
+use forebay_domain::ids::PolicyName;
 use forebay_gateway::{structure, work};
 
 use super::{Facade, paths::PathConsumer};
@@ -12,7 +12,7 @@ use crate::{
     access::Grant,
     api::{Caller, Failure, ReadBody, owner, pay, read},
     budget::Owner,
-    buffer::{ids::PolicyName, reading::Reader},
+    buffer::reading::Reader,
 };
 
 /// The caller of a facade. It may access the facade's policy.

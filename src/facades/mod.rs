@@ -23,10 +23,11 @@ mod atropos;
 use std::{net::SocketAddr, sync::Arc};
 
 use axum::{Router, http::Method, middleware};
+use forebay_domain::ids::PolicyName;
 
 use crate::{
     api::{Api, Failure, Needs},
-    buffer::{Buffer, ids::PolicyName},
+    buffer::Buffer,
 };
 
 /// A facade as it is configured.

@@ -17,7 +17,7 @@ use super::{
     segment_files::{NamedFiles, SegmentFolder, new_store_id, rename_files},
     staging::Staged,
 };
-use crate::buffer::port::StoreError;
+use crate::buffer::port::error::StoreError;
 
 /// How often a database is copied, because segment files that the copy names were removed meanwhile.
 const ATTEMPTS: usize = 5;

@@ -3,7 +3,7 @@
 
 use sqlx::error::DatabaseError;
 
-use crate::buffer::port::{DatabaseFailure, StoreError};
+use crate::buffer::port::error::{DatabaseFailure, StoreError};
 
 impl From<rusqlite::Error> for StoreError {
     fn from(error: rusqlite::Error) -> Self {

@@ -9,11 +9,12 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
+use forebay_domain::ingest::{BundleOutcome, Ingest};
 use tokio::sync::{Semaphore, oneshot};
 use tracing::{Instrument as _, Span};
 
 use super::{dialect::Dialect, ops::ingest::Posts};
-use crate::buffer::port::{BundleOutcome, Ingest, StoreError};
+use crate::buffer::port::error::StoreError;
 
 /// The most posts of one transaction. More of them gain little.
 const POSTS_MAX: usize = 32;
@@ -113,8 +114,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        buffer::{payload::Codec, port::Peers},
-        clock::Timestamp,
+        buffer::port::Peers,
         metrics::Metrics,
         store::{
             PayloadOptions,
@@ -123,6 +123,7 @@ mod tests {
         },
         telemetry::{RequestIdsLayer, request_ids},
     };
+    use forebay_domain::{clock::Timestamp, formats::payload::Codec};
 
     /// A store whose first write waits and whose second write fails.
     struct Second {

@@ -5,10 +5,11 @@
 
 use std::sync::Arc;
 
+use forebay_domain::health::Health;
 use tokio::sync::watch;
 
 use super::segment_files::{ObjectError, SegmentFileError};
-use crate::buffer::port::{Health, StoreError};
+use crate::buffer::port::error::StoreError;
 
 /// SQLite's primary result code for I/O errors; extended codes carry it in their lowest byte.
 const SQLITE_IOERR: i32 = 10;

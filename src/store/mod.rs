@@ -28,15 +28,15 @@ use std::{path::Path, sync::Arc};
 
 use sqlx::migrate::MigrateError;
 
-pub use backup::{BackupError, backup};
-pub use restore::{RestoreError, Restored, restore};
-
 use self::sql_store::SqlStore;
 use crate::{
     access::key_store::KeyStore,
-    buffer::port::{Store, StoreError},
+    buffer::port::{Store, error::StoreError},
     metrics::StoreMetrics,
 };
+
+pub use backup::{BackupError, backup};
+pub use restore::{RestoreError, Restored, restore};
 
 /// Everything that the service needs from a database.
 pub trait Database: Store + KeyStore {}

@@ -12,20 +12,15 @@ use std::{
     time::{Duration, Instant},
 };
 
+use forebay_domain::{clock::Timestamp, ids::RolloutPk, sweep::PayloadMoves};
+
 use super::{
     PayloadKind,
     dialect::Dialect,
     ops::relocate::{FindEmptied, FindKnown, FindMisplaced, ForgetObjects, Relocate, with_bodies},
     segment_files::{Objects, Place, STEP_TIMEOUT, Standing, wall_clock_s},
 };
-use crate::{
-    buffer::{
-        ids::RolloutPk,
-        port::{PayloadMoves, StoreError},
-    },
-    clock::Timestamp,
-    metrics::StoreMetrics,
-};
+use crate::{buffer::port::error::StoreError, metrics::StoreMetrics};
 
 /// Objects that are looked up at once, or removed after one proof of ownership.
 const OBJECTS_AT_ONCE: usize = 100;

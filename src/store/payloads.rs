@@ -5,6 +5,10 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
+use forebay_domain::{
+    formats::payload::Payload, ids::RolloutPk, looking::diagnosis::PayloadPlaces, samples::StoredPayload,
+};
+
 use super::{
     dialect::Dialect,
     ops::{
@@ -13,11 +17,7 @@ use super::{
     },
     segment_files::{Found, Objects, Place, Reader, Scan, ScannedFrame},
 };
-use crate::buffer::{
-    ids::RolloutPk,
-    payload::Payload,
-    port::{PayloadPlaces, StoreError, StoredPayload},
-};
+use crate::buffer::port::error::StoreError;
 
 /// How often rows are read because the file that they named is gone. A file is removed after its payloads were moved to
 /// another one, or purged; then the next read of the rows says so.

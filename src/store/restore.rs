@@ -11,6 +11,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use forebay_domain::{clock::Timestamp, ids::Epoch};
 use rusqlite::{Connection, OpenFlags};
 
 use super::{
@@ -21,11 +22,7 @@ use super::{
     staging::Staged,
 };
 use crate::{
-    buffer::{
-        ids::Epoch,
-        port::{HealthStore as _, LineageStore as _, StoreError},
-    },
-    clock::Timestamp,
+    buffer::port::{HealthStore as _, LineageStore as _, error::StoreError},
     metrics::StoreMetrics,
 };
 
@@ -340,14 +337,11 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::{
-        buffer::{
-            ids::PolicyName,
-            port::{ExistingPolicy, Store, WriteRules},
-            rules::Rules,
-        },
-        metrics::Metrics,
-        store::open,
+    use crate::{buffer::port::Store, metrics::Metrics, store::open};
+    use forebay_domain::{
+        ids::PolicyName,
+        policies::{ExistingPolicy, WriteRules},
+        rules::Rules,
     };
 
     const NOW: Timestamp = Timestamp::from_micros(1_767_225_600_000_000);

@@ -6,7 +6,9 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use crate::buffer::{port::StoreError, rules::Rules};
+use forebay_domain::rules::Rules;
+
+use crate::buffer::port::error::StoreError;
 
 /// Number of rules that are kept: more than an operator writes while groups are open.
 const RULES_MAX: usize = 1_024;

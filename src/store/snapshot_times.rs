@@ -8,8 +8,9 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
+use forebay_domain::clock::Timestamp;
+
 use super::{ops::history::Taken, tally::minute};
-use crate::clock::Timestamp;
 
 /// What this process has written since its last snapshot.
 #[derive(Debug)]

@@ -12,15 +12,16 @@ use std::{
 };
 
 use async_trait::async_trait;
-
-pub(super) use self::values::{Arg, Cell, Row, id_key_list, json_id_keys, json_keys, key_list};
-use super::{rules_cache::RulesCache, segment_files::Place, tally::TallyDelta};
-use crate::buffer::{
+use forebay_domain::{
+    formats::payload::Payload,
     ids::{IdKey, KeyForm, RolloutPk},
-    payload::Payload,
-    port::StoreError,
     rules::Rules,
 };
+
+use super::{rules_cache::RulesCache, segment_files::Place, tally::TallyDelta};
+use crate::buffer::port::error::StoreError;
+
+pub(super) use self::values::{Arg, Cell, Row, id_key_list, json_id_keys, json_keys, key_list};
 
 /// One statement, with its text for each database.
 #[derive(Clone, Copy, Debug)]

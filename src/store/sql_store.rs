@@ -9,6 +9,44 @@ use std::{
 };
 
 use async_trait::async_trait;
+use forebay_domain::{
+    admission::{Admit, Admitted},
+    askers::Asker,
+    clock::Timestamp,
+    facades::{FacadeState, ReadyGroup},
+    finalize::Cause,
+    formats::payload::Codec,
+    groups::{CloseGroup, DecidedGroup, DiscardGroup, Group},
+    health::Health,
+    ids::{
+        BatchId, CallPk, Epoch, ExecutionId, GroupPk, PolicyName, PolicyPk, RolloutPk, Run, SessionId, SessionPk,
+        Version,
+    },
+    ingest::{BundleOutcome, Ingest},
+    lease::{Ack, Batch, BatchFilter, Claim, ClaimAnswer, ExpiredLeases, Extend, Nack, Readmit},
+    lineage::{Checkpoint, Checkpointed, Publish, Reset, ResetDone, Resume, Resumed},
+    looking::{
+        diagnosis::{Examination, PayloadPlaces},
+        dry_run::{FindPastGroups, PastGroups},
+        export::{ExportPage, ExportedPage},
+        history::{History, ReadHistory},
+        insight::{FindId, FindLife, IdMatches, LedgerFacts, Life, ReadFacts},
+        journal::{JournalEntry, Notice, ReadJournal},
+        ledger::{GroupFilter, LatestGroup, Story, StoryFilter},
+        steps::{ReadStepBuckets, ReadSteps, StepBuckets, StepPage},
+    },
+    pages::Page,
+    policies::{EnvironmentGroups, Policy, PolicyGauges, ReadEnvironments, RulesWritten, WaitingFor, WriteRules},
+    reads::{AckReads, GiveBackReads, MarkRead, ReleaseRead},
+    samples::{BatchMember, FindContent, StoredContent, StoredPayload},
+    service_time::{ClockReading, CorrectClock},
+    session::{
+        CallTexts, Delivery, FindAnswer, KeepSession, NewSession, OpenedSession, RecordCall, RecordedCall, Session,
+        SessionFilter, SessionKeyHash, StoredAnswer, StoredCall, notes::SessionNotes,
+    },
+    sweep::{PayloadMoves, RulesOfGroups},
+    tally::Tallies,
+};
 use tokio::sync::{Mutex, watch};
 
 use super::{
@@ -47,33 +85,12 @@ use crate::{
         key::{KeyId, NewKey, StoredKey},
         key_store::{KeyFilter, KeyStore, KeyUse},
     },
-    buffer::{
-        admission::Admitted,
-        finalize::Cause,
-        ids::{
-            BatchId, CallPk, Epoch, ExecutionId, GroupPk, PolicyName, PolicyPk, RolloutPk, Run, SessionId, SessionPk,
-            Version,
-        },
-        payload::Codec,
-        port::{
-            Ack, AckReads, AdmissionStore, Admit, Answer, Asker, AskerStore, Batch, BatchFilter, BatchMember,
-            BundleOutcome, CallTexts, Checkpoint, Checkpointed, Claim, ClaimAnswer, ClockReading, ClockStore,
-            CloseGroup, CorrectClock, DecidedGroup, Delivery, DiagnosisStore, DiscardGroup, DryRunStore,
-            EnvironmentGroups, Examination, ExpiredLeases, ExportPage, ExportStore, ExportedPage, Extend, FacadeState,
-            FacadeStore, FindAnswer, FindContent, FindId, FindLife, FindPastGroups, GiveBackReads, Group, GroupFilter,
-            GroupStore, Health, HealthStore, History, HistoryStore, IdMatches, Ingest, IngestStore, InsightStore,
-            JournalEntry, JournalStore, KeepSession, LatestGroup, LeaseStore, LedgerFacts, LedgerStore, Life,
-            LineageStore, MarkRead, Nack, NewSession, Notice, OpenedSession, Page, PastGroups, PayloadMoves,
-            PayloadPlaces, Peers, Policy, PolicyGauges, PolicyStore, Publish, ReadEnvironments, ReadFacts, ReadHistory,
-            ReadJournal, ReadStepBuckets, ReadSteps, ReadStore, Readmit, ReadyGroup, RecordCall, RecordedCall,
-            ReleaseRead, Reset, ResetDone, Resume, Resumed, RulesOfGroups, RulesWritten, SampleStore, Session,
-            SessionFilter, SessionStore, StepBuckets, StepPage, StepStore, StoreError, StoredAnswer, StoredCall,
-            StoredContent, StoredPayload, Story, StoryFilter, SweepStore, WaitingFor, WriteRules,
-        },
-        session::{SessionKeyHash, SessionNotes},
-        tally::Tallies,
+    buffer::port::{
+        AdmissionStore, AskerStore, ClockStore, DiagnosisStore, DryRunStore, ExportStore, FacadeStore, GroupStore,
+        HealthStore, HistoryStore, IngestStore, InsightStore, JournalStore, LeaseStore, LedgerStore, LineageStore,
+        Peers, PolicyStore, ReadStore, SampleStore, SessionStore, StepStore, SweepStore,
+        error::{Answer, StoreError},
     },
-    clock::Timestamp,
 };
 
 /// A store in a SQL database.

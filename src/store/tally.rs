@@ -9,16 +9,15 @@
 
 use std::collections::BTreeMap;
 
-use super::sql::{Arg, Statement, Tx, args};
-use crate::{
-    buffer::{
-        ids::PolicyPk,
-        port::StoreError,
-        states::{self, BatchState, GroupMove, GroupState, RolloutState},
-        tally::{LeaseEvent, Tally},
-    },
+use forebay_domain::{
     clock::Timestamp,
+    ids::PolicyPk,
+    states::{self, BatchState, GroupMove, GroupState, RolloutState},
+    tally::{LeaseEvent, Tally},
 };
+
+use super::sql::{Arg, Statement, Tx, args};
+use crate::buffer::port::error::StoreError;
 
 /// Bound of a reward in the mean, so that a single extreme reward cannot overflow the sum.
 const REWARD_TALLY_MAX: f64 = 1e15;

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use forebay::buffer::{
+use forebay::buffer::lease::{LeaseRequest, Leased};
+use forebay_domain::{
     batch::{BatchSize, PackedEnvironment, Packing},
     ids::{PolicyName, RequestId},
-    lease::{LeaseRequest, Leased},
-    port::Batch,
+    lease::Batch,
 };
 use serde_json::{Value, json};
 

@@ -2,13 +2,13 @@
 
 use std::{collections::BTreeSet, path::Path, sync::Arc};
 
-use forebay::buffer::{evaluation, port::Ingest, reasons, refusal::Refusal};
+use forebay_domain::{evaluation, ingest::Ingest, reasons, refusal::Refusal};
 use forebay_wire::Trajectory;
 use serde_json::{Value, json};
 
 use crate::support::{group, member, on_both_stores, rollout, text, with};
 
-/// Where the code of the service gives a reason, with a literal instead of a constant of `buffer::reasons`.
+/// Where the code of the service gives a reason, with a literal instead of a constant of `forebay_domain::reasons`.
 const LITERAL_REASONS: &str =
     r#"const (REASON|RULE)_\w+: &str|\breason = '|Discard\("|\.dropped(_many)?\([^;{]*"[a-z]|\breason: Some\(""#;
 
@@ -16,8 +16,9 @@ const LITERAL_REASONS: &str =
 #[test]
 fn the_service_gives_only_reasons_that_are_in_its_list() {
     let literal = regex::Regex::new(LITERAL_REASONS).expect("the pattern is valid");
-    let mut folders =
-        ["src/buffer", "src/store"].map(|folder| Path::new(env!("CARGO_MANIFEST_DIR")).join(folder)).to_vec();
+    let mut folders = ["src/buffer", "src/store", "crates/domain/src"]
+        .map(|folder| Path::new(env!("CARGO_MANIFEST_DIR")).join(folder))
+        .to_vec();
     let mut found = Vec::new();
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(folder).expect("the source can be read") {

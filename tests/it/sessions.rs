@@ -7,10 +7,10 @@ mod opening;
 use std::time::Duration;
 
 use forebay::buffer::{
-    port::RecordedCall,
-    refusal::{BufferError, Refusal},
+    error::BufferError,
     session::{CallPermit, NewCall},
 };
+use forebay_domain::{refusal::Refusal, session::RecordedCall};
 use forebay_wire::VersionSpan;
 use serde_json::{Value, json};
 

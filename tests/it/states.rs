@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use forebay::buffer::states::{BatchState, GroupState, SessionState, Verdict};
+use forebay_domain::states::{BatchState, GroupState, SessionState, Verdict};
 use sqlx::{Connection as _, Row as _};
 
 use crate::support::{Backend, TestApp};

@@ -3,6 +3,8 @@
 //! Requests with unknown fields are refused. Answers may gain fields, so readers ignore fields that they do not know.
 //! Timestamps are RFC 3339 text; names of durations end with the unit.
 
+#![warn(missing_docs)]
+
 /// The media type of an Arrow IPC stream, for trajectories and for samples.
 pub const ARROW_STREAM: &str = "application/vnd.apache.arrow.stream";
 

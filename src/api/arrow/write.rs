@@ -10,11 +10,10 @@ use arrow_buffer::Buffer;
 use arrow_ipc::writer::StreamEncoder;
 use arrow_schema::{ArrowError, DataType, Field, Schema, SchemaRef};
 use bytes::Bytes;
+use forebay_domain::samples::page::{Block, Lengths};
 use forebay_exports::arrays::{item, joined_lists, spans, spans_type};
 use forebay_wire::Sample;
 use serde_json::value::RawValue;
-
-use crate::buffer::samples::{Block, Lengths};
 
 /// Parts of at least this length are sent without copying them.
 const FRAME_BYTES: usize = 64 << 10;

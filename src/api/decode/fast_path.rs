@@ -6,13 +6,13 @@
 mod elements;
 mod numbers;
 
+use forebay_domain::trajectory::TrajectoryLimits;
 use forebay_wire::{Components, Number, Object, Sampling, Segment, Trajectory, Turn};
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 
 use self::numbers::Text;
 use super::{BODY_SEGMENTS_MAX, BUNDLE_MAX, Shape};
-use crate::buffer::trajectory::TrajectoryLimits;
 
 /// The longest text of a small part, such as the reward components. The value parsed from it takes several times its
 /// length.
@@ -184,7 +184,7 @@ fn floats(text: &mut Text<'_>, max: usize, expected: usize, column: &mut Option<
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::buffer::surrogates::LoneSurrogates;
+    use forebay_domain::surrogates::LoneSurrogates;
 
     const LIMITS: TrajectoryLimits = TrajectoryLimits {
         tokens_max: 8,

@@ -6,13 +6,11 @@
 
 use std::fmt;
 
+use forebay_domain::trajectory::{REWARD_COMPONENTS_MAX, TrajectoryLimits};
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use super::BODY_SEGMENTS_MAX;
-use crate::{
-    api::problem::Failure,
-    buffer::trajectory::{REWARD_COMPONENTS_MAX, TrajectoryLimits},
-};
+use crate::api::problem::Failure;
 
 /// The size up to which a body is parsed without counting, because it takes a few MiB of memory at most. One of 1 MiB took
 /// up to 40 MiB.
@@ -246,7 +244,7 @@ seed! {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::buffer::surrogates::LoneSurrogates;
+    use forebay_domain::surrogates::LoneSurrogates;
 
     const LIMITS: TrajectoryLimits = TrajectoryLimits {
         tokens_max: 10,

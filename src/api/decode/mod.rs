@@ -8,6 +8,7 @@ mod measure;
 
 use std::fmt;
 
+use forebay_domain::trajectory::TrajectoryLimits;
 use forebay_wire::{Object, Trajectory};
 use serde::{
     Deserialize, Deserializer,
@@ -15,7 +16,6 @@ use serde::{
 };
 
 use super::problem::Failure;
-use crate::buffer::trajectory::TrajectoryLimits;
 
 /// The most trajectories of one bundle.
 pub(super) const BUNDLE_MAX: usize = 4_096;

@@ -9,14 +9,9 @@ use std::{
     time::Duration,
 };
 
-use crate::{
-    buffer::{
-        Buffer,
-        ids::PolicyName,
-        port::{Asker, StoreError},
-    },
-    clock::Timestamp,
-};
+use forebay_domain::{askers::Asker, clock::Timestamp, ids::PolicyName};
+
+use crate::buffer::{Buffer, port::error::StoreError};
 
 /// Seconds in which a consumer whose request found no batch asks again, if it still waits.
 const REPEAT_S: u64 = 10;

@@ -8,51 +8,19 @@ use std::{
     time::Duration,
 };
 
+use forebay_domain::{
+    ids::{PolicyName, ReplicaId},
+    peers::{Awaited, Notification, WakeUp},
+};
 use tokio::sync::Notify;
 
-use crate::buffer::{
-    Buffer,
-    coordination::wakers::Wakers,
-    ids::{PolicyName, ReplicaId},
-    port::Peers,
-};
+use crate::buffer::{Buffer, coordination::wakers::Wakers, port::Peers};
 
 /// Pause between two messages. An idle replica publishes at once, and a busy one at most 200 times a second.
 const PUBLISH_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Wake-ups that may be pending for one message. Further ones are not sent: waiters find the change by polling.
 const PENDING_MAX: usize = 1_024;
-
-/// What a waiter waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Awaited {
-    /// A batch.
-    Batch,
-    /// A new weight version.
-    Version,
-}
-
-/// An event at a replica that waiters elsewhere may wait for.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct WakeUp {
-    /// The replica where it happened.
-    pub replica: ReplicaId,
-    /// What may be available now.
-    pub awaited: Awaited,
-    /// The policy that it concerns.
-    pub policy: PolicyName,
-}
-
-/// What a replica receives from all replicas, itself included.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Notification {
-    /// A replica published this.
-    WakeUp(WakeUp),
-    /// Notifications arrive from now on. Earlier ones may have been lost.
-    Arrive,
-    /// Notifications are lost from now on, because the connection on which they arrive is.
-    Lost,
-}
 
 /// This replica among those that share its database.
 pub(in crate::buffer) struct Replicas {
@@ -138,10 +106,8 @@ mod tests {
     use tokio::time::Instant;
 
     use super::*;
-    use crate::buffer::{
-        coordination::wakers::{Event, Woken},
-        port::StoreError,
-    };
+    use crate::buffer::coordination::wakers::{Event, Woken};
+    use crate::buffer::port::error::StoreError;
 
     const HOUR: Duration = Duration::from_hours(1);
 

@@ -10,15 +10,13 @@
 
 use std::time::Duration;
 
+use forebay_domain::{
+    clock::Timestamp,
+    service_time::{ClockReading, CorrectClock},
+};
 use tokio::time::Instant;
 
-use crate::{
-    buffer::{
-        Buffer,
-        port::{ClockReading, CorrectClock, StoreError},
-    },
-    clock::Timestamp,
-};
+use crate::buffer::{Buffer, port::error::StoreError};
 
 /// Pause between two reads of the database's clock. A step is detected, and a question answered, within this time.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);

@@ -11,7 +11,7 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use crate::buffer::{ids::CallerId, refusal::Refusal};
+use forebay_domain::{ids::CallerId, refusal::Refusal};
 
 /// The slots for one kind of wait.
 #[derive(Debug)]

@@ -14,9 +14,8 @@ use std::{
     time::Duration,
 };
 
+use forebay_domain::{ids::PolicyName, peers::Awaited};
 use tokio::{sync::Notify, time::Instant};
-
-use crate::buffer::{ids::PolicyName, replicas::Awaited};
 
 /// Random factor of the poll interval, so that policies and replicas do not all poll at once.
 const POLL_JITTER: std::ops::Range<f64> = 0.7..1.3;

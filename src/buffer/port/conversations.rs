@@ -1,6 +1,6 @@
 //! What was said in the calls of sessions, so that it can be told why a prompt does not continue an earlier call.
 
-use crate::buffer::ids::PolicyName;
+use forebay_domain::ids::PolicyName;
 
 /// Reads the messages of recorded calls, and the text of ids.
 pub trait Conversations: Send + Sync + 'static {

@@ -2,6 +2,8 @@
 
 use std::{error::Error, fmt, sync::Arc};
 
+use forebay_domain::refusal::Refusal;
+
 /// The store cannot answer.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum StoreError {
@@ -44,3 +46,6 @@ impl fmt::Display for DatabaseFailure {
         self.0.fmt(f)
     }
 }
+
+/// An answer of the store, or a refusal of the domain. A refusal changed nothing.
+pub type Answer<T> = Result<Result<T, Refusal>, StoreError>;

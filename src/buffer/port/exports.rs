@@ -1,15 +1,12 @@
 //! Exports in the store: all rollouts of a run, read in pages.
 
 use async_trait::async_trait;
-
-use super::{SealedRow, StoreError};
-use crate::{
-    buffer::{
-        ids::{ExecutionId, GroupPk, PolicyPk, RolloutPk, Run, Step},
-        states::RolloutState,
-    },
-    clock::Timestamp,
+use forebay_domain::{
+    ids::RolloutPk,
+    looking::export::{ExportPage, ExportedPage},
 };
+
+use crate::buffer::port::error::StoreError;
 
 /// Rollouts for exports.
 #[async_trait]
@@ -18,71 +15,4 @@ pub trait ExportStore: Send + Sync {
     async fn last_rollout(&self) -> Result<RolloutPk, StoreError>;
     /// The next rollouts, whole groups in the order in which they were opened, and in a group by arrival.
     async fn exported(&self, page: ExportPage) -> Result<ExportedPage, StoreError>;
-}
-
-/// Which rollouts to read next.
-#[derive(Clone, Copy, Debug)]
-pub struct ExportPage {
-    /// Policy.
-    pub policy_pk: PolicyPk,
-    /// Run.
-    pub run: Run,
-    /// The last rollout of the export. Later ones are not read.
-    pub last: RolloutPk,
-    /// Where the page begins.
-    pub from: ExportCursor,
-}
-
-/// A place between two rollouts of an export.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ExportCursor {
-    /// The group in which the page begins, or after which it begins if `after` is none.
-    pub group: GroupPk,
-    /// The rollout of this group after which the page begins.
-    pub after: Option<RolloutPk>,
-}
-
-impl ExportCursor {
-    /// The first page.
-    pub const START: Self = Self { group: GroupPk(0), after: None };
-}
-
-/// Rollouts that were read, without payloads.
-#[derive(Debug)]
-pub struct ExportedPage {
-    /// The rollouts in order. May be empty although more follow.
-    pub members: Vec<ExportMember>,
-    /// How many rollouts of groups whose payloads are purged were passed over.
-    pub purged: u64,
-    /// Where the next page begins; none after the last page.
-    pub next: Option<ExportCursor>,
-}
-
-/// A rollout of an export, without its payload.
-#[derive(Clone, Debug)]
-pub struct ExportMember {
-    /// Its row.
-    pub row: SealedRow,
-    /// The number of places of its group.
-    pub group_size: u32,
-    /// The execution that it belongs to; none if an earlier version stored it.
-    pub execution_id: Option<ExecutionId>,
-    /// The reason of its verdict.
-    pub reason: Option<String>,
-    /// Its state.
-    pub state: RolloutState,
-    /// The step that consumed it.
-    pub step: Option<Step>,
-    /// Advantage.
-    pub advantage: Option<f64>,
-    /// Whether its version was assumed.
-    pub version_assumed: bool,
-    /// The time of its arrival.
-    pub received_at: Timestamp,
-}
-
-impl AsRef<SealedRow> for ExportMember {
-    fn as_ref(&self) -> &SealedRow {
-        &self.row
-    }
 }

@@ -1,9 +1,13 @@
 //! Foreign protocols in the store: what they remember besides data, and what they tell about the line of ready groups.
 
 use async_trait::async_trait;
+use forebay_domain::{
+    facades::{FacadeState, ReadyGroup},
+    ids::PolicyName,
+    samples::BatchMember,
+};
 
-use super::{BatchMember, StoreError};
-use crate::buffer::ids::PolicyName;
+use crate::buffer::port::error::StoreError;
 
 /// What the protocols of other rollout buffers need besides the stages.
 #[async_trait]
@@ -17,22 +21,4 @@ pub trait FacadeStore: Send + Sync {
     /// The rollouts of the newest group of the policy's run that is ready or in a batch. Empty if none of the newest
     /// groups is, or if its payloads are purged.
     async fn newest_members(&self, policy: PolicyName) -> Result<Vec<BatchMember>, StoreError>;
-}
-
-/// A state and its revision.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct FacadeState {
-    /// 1 for the first one, and one more with every change.
-    pub revision: u64,
-    /// JSON.
-    pub body: String,
-}
-
-/// A ready group.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ReadyGroup {
-    /// Label of its environment.
-    pub environment: Option<String>,
-    /// Rows of its samples.
-    pub samples: u64,
 }

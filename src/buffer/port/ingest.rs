@@ -1,23 +1,12 @@
 //! Stage 2 in the store: bundles of rollouts, each stored whole or not at all.
 
-use std::sync::Arc;
-
 use async_trait::async_trait;
-use forebay_wire::{self as wire, Assembly};
-
-use super::{EndSession, StoreError};
-use crate::{
-    buffer::{
-        admission::Gates,
-        ids::{ExecutionId, GroupId, PolicyName, RolloutId},
-        ingest::{GroupFill, NewRollout, RolloutDecision},
-        payload::Codec,
-        refusal::Refusal,
-        states::GroupState,
-        warnings::Warning,
-    },
-    clock::Timestamp,
+use forebay_domain::{
+    formats::payload::Codec,
+    ingest::{BundleOutcome, Ingest},
 };
+
+use crate::buffer::port::error::StoreError;
 
 /// The stage of ingest.
 #[async_trait]
@@ -26,101 +15,4 @@ pub trait IngestStore: Send + Sync {
     fn payload_codec(&self) -> Codec;
     /// Stores bundles, each all or nothing, and decides the groups that they complete.
     async fn ingest(&self, ingest: Ingest) -> Result<Vec<BundleOutcome>, StoreError>;
-}
-
-/// Bundles to ingest in one transaction, each all or nothing on its own.
-#[derive(Clone)]
-pub struct Ingest {
-    /// Rollouts posted together.
-    pub bundles: Arc<Vec<Bundle>>,
-    /// The policies that this process has found full.
-    pub gates: Arc<Gates>,
-    /// The time of their arrival.
-    pub now: Timestamp,
-}
-
-impl Ingest {
-    /// The number of payload bytes.
-    #[must_use]
-    pub fn bytes(&self) -> usize {
-        self.bundles.iter().flat_map(|bundle| bundle.iter()).map(NewRollout::payload_bytes).sum()
-    }
-}
-
-/// Rollouts that are stored together, and the sessions that end with them.
-#[derive(Clone, Debug, Default)]
-pub struct Bundle {
-    /// The rollouts.
-    pub rollouts: Vec<NewRollout>,
-    /// The sessions that recorded rollouts of the bundle.
-    pub ends: Vec<EndSession>,
-}
-
-impl From<Vec<NewRollout>> for Bundle {
-    fn from(rollouts: Vec<NewRollout>) -> Self {
-        Self { rollouts, ends: Vec::new() }
-    }
-}
-
-impl std::ops::Deref for Bundle {
-    type Target = [NewRollout];
-
-    fn deref(&self) -> &[NewRollout] {
-        &self.rollouts
-    }
-}
-
-/// The outcome of one bundle.
-pub type BundleOutcome = Result<Vec<Ingested>, Refusal>;
-
-/// The outcome of one rollout.
-#[derive(Clone, Debug)]
-pub struct Ingested {
-    /// Its policy.
-    pub policy: PolicyName,
-    /// Its id.
-    pub rollout_id: RolloutId,
-    /// Its group.
-    pub group_id: GroupId,
-    /// The execution that it belongs to; none if an earlier version stored it.
-    pub execution_id: Option<ExecutionId>,
-    /// The verdict, from this post or from the first post of the rollout.
-    pub decision: RolloutDecision,
-    /// Warnings for its producer.
-    pub warnings: Vec<Warning>,
-    /// What became of its turns, if it was posted as turns.
-    pub assembly: Option<Assembly>,
-    /// Whether it was already stored.
-    pub duplicate: bool,
-    /// The group after the post.
-    pub fill: GroupFill,
-    /// The state of the group, if this post decided it.
-    pub decided: Option<GroupState>,
-    /// The reason, if this post discarded the group.
-    pub discarded: Option<String>,
-    /// Group filters that could not be evaluated in this decision.
-    pub failed_group_filters: Vec<String>,
-}
-
-impl Ingested {
-    /// The receipt for its producer.
-    #[must_use]
-    pub fn receipt(&self) -> wire::Receipt {
-        wire::Receipt {
-            policy: self.policy.to_string(),
-            rollout_id: self.rollout_id.to_string(),
-            group_id: self.group_id.to_string(),
-            execution_id: self.execution_id.as_ref().map(ToString::to_string),
-            verdict: self.decision.verdict.into(),
-            warnings: self.warnings.iter().map(ToString::to_string).collect(),
-            reason: self.decision.reason.clone(),
-            duplicate: self.duplicate,
-            group: wire::ReceiptGroup {
-                state: self.fill.state.into(),
-                arrived: self.fill.arrived(),
-                size: self.fill.size,
-            },
-            assembly: self.assembly,
-        }
-    }
 }

@@ -1,9 +1,9 @@
 //! The connection to the replicas that share the store's database.
 
 use async_trait::async_trait;
+use forebay_domain::peers::{Notification, WakeUp};
 
-use super::StoreError;
-use crate::buffer::replicas::{Notification, WakeUp};
+use crate::buffer::port::error::StoreError;
 
 /// Sends to and receives from the other replicas. A lost message only costs time.
 #[async_trait]

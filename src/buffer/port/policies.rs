@@ -1,21 +1,16 @@
 //! Policies in the store: their rules, and the contents of their buffers.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::collections::BTreeMap;
 
 use async_trait::async_trait;
-
-use super::{Answer, StoreError};
-use crate::{
-    buffer::{
-        admission::RefusedRoom,
-        batch::CarriedShares,
-        ids::{BatchId, CallerId, Epoch, PolicyName, PolicyPk, Run, Step, Version},
-        ingest::GroupFill,
-        rules::Rules,
-        tally::Tallies,
-    },
+use forebay_domain::{
     clock::Timestamp,
+    ids::{PolicyName, PolicyPk, Run, Version},
+    policies::{EnvironmentGroups, Policy, PolicyGauges, ReadEnvironments, RulesWritten, WaitingFor, WriteRules},
+    tally::Tallies,
 };
+
+use crate::buffer::port::error::{Answer, StoreError};
 
 /// Policies and their tallies.
 #[async_trait]
@@ -36,159 +31,4 @@ pub trait PolicyStore: Send + Sync {
     async fn versions(&self) -> Result<Vec<(PolicyName, Version)>, StoreError>;
     /// What metrics show of some policies.
     async fn gauges(&self, policies: Vec<PolicyName>) -> Result<Vec<PolicyGauges>, StoreError>;
-}
-
-/// What metrics show of a policy, besides its tallies.
-#[derive(Clone, Debug)]
-pub struct PolicyGauges {
-    /// The policy.
-    pub policy: Policy,
-    /// The metrics of its newest batch; empty if this run has none.
-    pub newest_metrics: BTreeMap<String, f64>,
-}
-
-/// A policy's row.
-#[derive(Clone, Debug)]
-pub struct Policy {
-    /// Key of the row.
-    pub policy_pk: PolicyPk,
-    /// Name.
-    pub name: PolicyName,
-    /// Its rules. They decide groups opened from now on, and apply to the next call on any group otherwise.
-    pub rules: Arc<Rules>,
-    /// Key of the row of the rules.
-    pub rules_pk: i64,
-    /// The number of its fresh starts.
-    pub run: Run,
-    /// Lineage of the weights.
-    pub epoch: Epoch,
-    /// Current weight version.
-    pub version: Version,
-    /// Step at which it was published.
-    pub version_step: Option<Step>,
-    /// Where its weights are.
-    pub version_uri: Option<String>,
-    /// Last acked step.
-    pub acked_step: Option<Step>,
-    /// Last settled step.
-    pub checkpoint_step: Option<Step>,
-    /// Whether the run has acks, so that the ledger knows its steps.
-    pub steps_known: bool,
-    /// Whether a restore began the epoch and no trainer has resumed since.
-    pub restored: bool,
-    /// Requests for room that were refused lately.
-    pub refused: Vec<RefusedRoom>,
-}
-
-/// A request to write the rules of a policy.
-#[derive(Clone, Debug)]
-pub struct WriteRules {
-    /// Policy.
-    pub policy: PolicyName,
-    /// Its rules.
-    pub rules: Arc<Rules>,
-    /// What happens if the policy exists.
-    pub existing: ExistingPolicy,
-    /// The policy is created only if fewer policies than this exist. None for policies of the configuration.
-    pub policies_max: Option<u32>,
-    /// Who changes them.
-    pub by: Option<CallerId>,
-    /// The time of the request.
-    pub now: Timestamp,
-}
-
-/// What writing rules does to a policy that exists.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ExistingPolicy {
-    /// It keeps its rules.
-    Keep,
-    /// Its rules are replaced.
-    Replace,
-    /// Its rules are replaced if they are those of this row.
-    ReplaceOnly(i64),
-}
-
-/// The result of writing rules.
-#[derive(Clone, Debug)]
-pub enum RulesWritten {
-    /// The policy is new.
-    Created,
-    /// The policy existed, with these rules.
-    Existed(Arc<Rules>),
-    /// The policy has other rules than the ones to be replaced; nothing changed.
-    Outdated,
-}
-
-/// What the next batch of a policy is waiting for.
-#[derive(Clone, Debug, Default)]
-pub struct WaitingFor {
-    /// The open groups that lack the fewest rollouts.
-    pub fullest: Vec<OpenGroup>,
-    /// Rollouts and groups that each rule dropped or discarded in the last hour.
-    pub dropped: BTreeMap<String, i64>,
-    /// Groups that went stale in the last hour.
-    pub stale: i64,
-    /// Consumers that wait for a batch, the longest waiting first, and at most a few.
-    pub asking: Vec<WaitingConsumer>,
-    /// Batches that consumers hold, the longest held first, and at most a few.
-    pub holding: Vec<HeldBatch>,
-}
-
-/// A consumer that waits for a batch, at whichever replica.
-#[derive(Clone, Debug)]
-pub struct WaitingConsumer {
-    /// Its name; empty if it has none.
-    pub consumer: String,
-    /// Since when.
-    pub since: Timestamp,
-    /// From then on it does not wait any more, unless it asks again.
-    pub until: Timestamp,
-}
-
-/// A batch under a lease.
-#[derive(Clone, Debug)]
-pub struct HeldBatch {
-    /// The batch.
-    pub batch_id: BatchId,
-    /// Who holds it; empty if it has no name.
-    pub consumer: String,
-    /// Since when.
-    pub since: Timestamp,
-    /// End of the lease.
-    pub expires_at: Option<Timestamp>,
-    /// Number of the delivery.
-    pub attempt: u32,
-}
-
-/// An open group.
-#[derive(Clone, Debug)]
-pub struct OpenGroup {
-    /// Its id.
-    pub group_id: String,
-    /// Its places and rollouts.
-    pub fill: GroupFill,
-}
-
-/// Which environments to read.
-#[derive(Clone, Debug)]
-pub struct ReadEnvironments {
-    /// The policy.
-    pub policy: PolicyPk,
-    /// The run.
-    pub run: Run,
-    /// The labels.
-    pub labels: Vec<String>,
-    /// The most ready groups that are counted of each.
-    pub ready_max: u32,
-}
-
-/// The groups of environments.
-#[derive(Clone, Debug, Default)]
-pub struct EnvironmentGroups {
-    /// Ready groups, of the environments that have some.
-    pub ready: BTreeMap<String, i64>,
-    /// Open groups among a bounded number of those of the policy, of the environments that have some.
-    pub open: BTreeMap<String, i64>,
-    /// What they carry from batch to batch.
-    pub carried: CarriedShares,
 }

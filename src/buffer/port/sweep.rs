@@ -2,12 +2,14 @@
 //!
 //! The sweeps of admissions, groups and leases are declared with their stages.
 
-use std::collections::BTreeSet;
-
 use async_trait::async_trait;
+use forebay_domain::{
+    clock::Timestamp,
+    ids::GroupPk,
+    sweep::{PayloadMoves, RulesOfGroups},
+};
 
-use super::StoreError;
-use crate::{buffer::ids::GroupPk, clock::Timestamp};
+use crate::buffer::port::error::StoreError;
 
 /// The stage of the sweep.
 #[async_trait]
@@ -26,24 +28,4 @@ pub trait SweepStore: Send + Sync {
     async fn rules_of_groups(&self, after: GroupPk, limit: u32) -> Result<RulesOfGroups, StoreError>;
     /// Deletes rules, except those of policies. Returns how many were deleted.
     async fn forget_rules(&self, rules: Vec<i64>) -> Result<u64, StoreError>;
-}
-
-/// Whether payloads are left to move.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum PayloadMoves {
-    /// All of them are where they belong, or cannot be moved.
-    Done,
-    /// The next call moves more.
-    More,
-    /// The store moves them by itself.
-    InBackground,
-}
-
-/// The rules of some groups.
-#[derive(Clone, Debug, Default)]
-pub struct RulesOfGroups {
-    /// Keys of the rules.
-    pub rules: BTreeSet<i64>,
-    /// The last of the groups; none when there are no more.
-    pub last: Option<GroupPk>,
 }

@@ -1,8 +1,7 @@
 //! Models that score the segments of sessions, so that other models learn from them.
 
 use async_trait::async_trait;
-
-use crate::buffer::ids::SessionId;
+use forebay_domain::ids::SessionId;
 
 /// Scores segments. No operation of the store is in progress meanwhile.
 #[async_trait]

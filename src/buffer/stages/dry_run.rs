@@ -1,43 +1,29 @@
 //! Dry runs: what other filters would have done with the groups that were decided last.
 //!
 //! Not a stage that rollouts pass; it reads the ledger and changes nothing. It repeats the decisions of
-//! [`ingest`](crate::buffer::ingest) and [`finalize`](crate::buffer::finalize) with the filters that the policy has now
+//! [`ingest`](crate::buffer::ingest) and [`finalize`](forebay_domain::finalize) with the filters that the policy has now
 //! and with a draft. Everything else stays as it was: the size of a group, what a dropped rollout means, and when the
 //! rollouts arrived. What agents would have sent instead is not known, so the report says so where it matters.
 //!
 //! `judge` decides one group, and `report` adds up what was found.
 
-mod judge;
-mod report;
-
 use std::{
-    collections::HashMap,
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use forebay_wire::FilterRule;
-
-use self::judge::Judge;
-pub use self::{
-    judge::Outcome,
-    report::{Change, Column, Failed, Note, Report},
-};
-use crate::buffer::{
-    Buffer,
-    ids::{GroupPk, PolicyName, RolloutPk},
-    payload::{Damaged, Described},
-    policies,
-    port::{FindPastGroups, PastGroup, PastRollout, Policy, StoreError, StoredPayload},
-    refusal::{BufferError, Refusal},
+use forebay_domain::{
+    ids::GroupPk,
+    looking::dry_run::{
+        Bounds, FindPastGroups, IN_PAYLOAD, PastGroup, PastRollout, Payloads, TryFilters, judge::Judge, report::Report,
+    },
+    policies::Policy,
+    refusal::Refusal,
     rules::Rules,
+    samples::StoredPayload,
 };
 
-/// The most groups that filters are tried on.
-pub const GROUPS_MAX: u32 = 2_000;
-
-/// The most examples of groups that are decided differently.
-pub const EXAMPLES_MAX: u32 = 100;
+use crate::buffer::{Buffer, error::BufferError, policies, port::error::StoreError};
 
 /// Groups of one page.
 const PAGE_GROUPS: u32 = 256;
@@ -50,46 +36,6 @@ const PAYLOADS_BYTES_AT_ONCE: u64 = 16 << 20;
 
 /// Bytes that a dry run takes besides payloads: a page of groups and the report.
 const ROWS_BYTES: u64 = 8 << 20;
-
-/// Variables of scope `rollout` that only the payload has. The environment of a group is that of its first rollout, so
-/// the row does not have the environment of each.
-const IN_PAYLOAD: [&str; 4] = ["reward_components", "metadata", "temperature", "environment"];
-
-/// Variables of scope `rollout` that rows of earlier versions do not have.
-const NOT_IN_OLD_ROWS: [&str; 3] = ["status", "response_tokens", "max_segment_tokens"];
-
-/// A request to try filters.
-#[derive(Clone, Debug)]
-pub struct TryFilters {
-    /// Policy.
-    pub policy: PolicyName,
-    /// The draft.
-    pub filter: Vec<FilterRule>,
-    /// The most groups, up to [`GROUPS_MAX`].
-    pub groups_max: u32,
-    /// Only groups of this environment.
-    pub environment: Option<String>,
-    /// The most examples, up to [`EXAMPLES_MAX`].
-    pub examples_max: u32,
-    /// What it may cost.
-    pub bounds: Bounds,
-}
-
-/// What a dry run may cost. If a bound is reached, the report has the groups that were judged until then.
-#[derive(Clone, Copy, Debug)]
-pub struct Bounds {
-    /// Bytes of payloads, unpacked.
-    pub payload_bytes: u64,
-    /// Time of evaluating filters.
-    pub evaluation: Duration,
-}
-
-impl Default for Bounds {
-    /// Enough for some thousand rollouts, and little beside what agents and trainers need.
-    fn default() -> Self {
-        Self { payload_bytes: 64 << 20, evaluation: Duration::from_millis(500) }
-    }
-}
 
 /// A dry run that has not begun.
 pub struct DryRun {
@@ -278,13 +224,6 @@ fn payload_bytes<'r>(rollouts: impl Iterator<Item = &'r PastRollout>) -> u64 {
 /// Whether a payload may be unpacked.
 fn is_small(rollout: &PastRollout) -> bool {
     rollout.unpacked_bytes <= PAYLOADS_BYTES_AT_ONCE
-}
-
-/// What payloads say.
-#[derive(Default)]
-struct Payloads {
-    described: HashMap<RolloutPk, Result<Described, Damaged>>,
-    too_large: Vec<RolloutPk>,
 }
 
 /// Judges groups until the time is over.

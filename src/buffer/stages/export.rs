@@ -7,17 +7,23 @@
 
 use std::sync::Arc;
 
+use forebay_domain::{
+    formats::payload::Unpacked,
+    ids::{PolicyName, Run, Version},
+    looking::export::{ExportCursor, ExportMember, ExportPage},
+    policies::Policy,
+    refusal::Refusal,
+    rules::filter::{Filters, facts::RolloutFacts},
+    samples::pages::{self, Members},
+    states::{RolloutState, Verdict},
+};
 use forebay_wire::{self as wire, ExportCounts, ExportResult, ExportedRollout, FilterAction, FilterRule, FilterScope};
 use serde_json::value::RawValue;
 
 use crate::buffer::{
-    filter::{Filters, RolloutFacts},
-    ids::{PolicyName, Run, Version},
-    pages::{self, Members},
-    payload::Unpacked,
-    port::{ExportCursor, ExportMember, ExportPage, Policy, Store, StoreError},
-    refusal::{BufferError, Refusal},
-    states::{RolloutState, Verdict},
+    error::BufferError,
+    payloads,
+    port::{Store, error::StoreError},
 };
 
 /// Which rollouts an export has.
@@ -107,7 +113,7 @@ impl ExportReader {
     /// The next rollouts, or none at the end. A page may be empty although more follow.
     pub async fn next_page(&mut self) -> Result<Option<Vec<ExportedRollout>>, BufferError> {
         self.next_page_bytes().await?;
-        let page = self.members.next_page(self.store.as_ref()).await?;
+        let page = payloads::next_page(self.store.as_ref(), &mut self.members).await?;
         if page.is_empty() {
             return Ok(None);
         }

@@ -1,28 +1,29 @@
 //! Stage 5, lease: an exclusive claim on a batch that expires and is fenced by a token, and how it ends.
 //!
-//! The stage before is [`batch`](crate::buffer::batch). [`samples`](crate::buffer::samples) reads the contents of a
+//! The stage before is [`batch`](forebay_domain::batch). [`samples`](crate::buffer::samples) reads the contents of a
 //! leased batch.
 
 use std::time::Duration;
 
+use forebay_domain::{
+    batch::BatchSize,
+    clock::Timestamp,
+    ids::{BatchId, CallerId, ConsumerName, Epoch, GroupId, LeaseToken, PolicyName, RequestId, Step},
+    lease::{Ack, Batch, BatchFilter, Claim, Claimed, Extend, LeaseProof, Nack, Readmit},
+    pages::Page,
+    peers::Awaited,
+    reasons,
+    refusal::Refusal,
+    rules::LEASE_TTL_S_MAX,
+    states::BatchState,
+};
 use tokio::time::Instant;
 
-use crate::{
-    buffer::{
-        Buffer,
-        batch::BatchSize,
-        coordination::wakers::{Event, Woken},
-        ids::{BatchId, CallerId, ConsumerName, Epoch, GroupId, LeaseToken, PolicyName, RequestId, Step},
-        policies,
-        port::{Ack, Batch, BatchFilter, Claim, Claimed, Extend, LeaseProof, Nack, Page, Readmit},
-        reasons,
-        refusal::{BufferError, Refusal},
-        replicas::{self, Awaited},
-        rules::LEASE_TTL_S_MAX,
-        states::BatchState,
-        sweep,
-    },
-    clock::Timestamp,
+use crate::buffer::{
+    Buffer,
+    coordination::wakers::{Event, Woken},
+    error::BufferError,
+    policies, replicas, sweep,
 };
 
 /// Longest wait for a batch or a version.

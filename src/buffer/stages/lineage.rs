@@ -4,15 +4,14 @@
 //! the weights; save, then checkpoint(step); publish. The weights then never contain data that is not acked, and no
 //! crash makes the trainer train a batch twice or skip one.
 
-use crate::buffer::{
-    Buffer,
+use forebay_domain::{
     ids::{Epoch, PolicyName, Step},
-    port::{Checkpoint, Checkpointed, Publish, Reset, ResetDone, Resume, Resumed},
+    lineage::{Checkpoint, Checkpointed, Publish, Reset, ResetDone, Resume, Resumed},
+    peers::Awaited,
     reasons,
-    refusal::BufferError,
-    replicas::{self, Awaited},
-    sweep,
 };
+
+use crate::buffer::{Buffer, error::BufferError, replicas, sweep};
 
 pub(in crate::buffer) async fn checkpoint(
     buffer: &Buffer,

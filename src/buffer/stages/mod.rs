@@ -2,39 +2,17 @@
 
 pub mod admission;
 
-pub mod trajectory;
-
-pub mod assemble;
-
 pub mod session;
 
-pub mod warnings;
-
-pub mod surrogates;
-
 pub mod ingest;
-
-pub mod evaluation;
-
-pub mod finalize;
-
-pub mod advantage;
-
-pub mod batch;
-
-pub mod staleness;
-
-pub mod weights;
 
 pub mod lease;
 
 pub mod reading;
 
-pub(in crate::buffer) mod pages;
+pub(in crate::buffer) mod payloads;
 
 pub mod samples;
-
-pub mod shard;
 
 pub mod lineage;
 

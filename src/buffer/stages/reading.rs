@@ -7,14 +7,19 @@
 //! policy says. A response that does not arrive is therefore not acked by the next read. Once the whole response is
 //! sent, the leases get the consumer's name and last [`READ_LEASE_S`].
 
-use crate::buffer::{
-    Buffer,
+use forebay_domain::{
     batch::BatchSize,
     ids::{ConsumerName, InvalidId, PolicyName},
+    lease::{Batch, LeaseProof},
+    peers::Awaited,
+    reads::{AckReads, GiveBackReads, MarkRead, ReleaseRead},
+};
+
+use crate::buffer::{
+    Buffer,
+    error::BufferError,
     lease::{Holder, LeaseRequest},
-    port::{AckReads, Batch, GiveBackReads, LeaseProof, MarkRead, ReleaseRead},
-    refusal::BufferError,
-    replicas::{self, Awaited},
+    replicas,
 };
 
 /// How long a consumer keeps what it has read if it never reads again: a day, longer than any step of training.

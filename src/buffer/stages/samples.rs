@@ -2,46 +2,31 @@
 //!
 //! The digest of every payload is checked before its page is returned.
 
-pub(in crate::buffer) mod checked;
-mod page;
-
 use std::collections::BTreeSet;
 
-use forebay_wire::{LossWeighting, Sample};
-
-pub use self::page::{Block, Lengths, Page};
-use self::page::{DamagedMember, StoredPart};
-use crate::buffer::{
-    Buffer,
+use forebay_domain::{
+    formats::payload::Damaged,
     ids::{BatchId, PolicyName},
-    pages::{self, Members},
-    payload::Damaged,
-    port::{Batch, BatchMember, SealedRow, StoreError},
-    refusal::{BufferError, Refusal},
-    replicas::{self, Awaited},
+    lease::Batch,
+    peers::Awaited,
+    refusal::Refusal,
+    samples::{
+        BatchMember, Part, checked,
+        page::{self, Block, DamagedMember, Page, StoredPart},
+        pages::{self, Members},
+    },
     shard::{Division, Shard},
     weights::BatchWeights,
 };
+use forebay_wire::{LossWeighting, Sample};
+
+use crate::buffer::{Buffer, error::BufferError, payloads, port::error::StoreError, replicas};
 
 /// A batch that is being read.
 pub struct SampleReader {
     buffer: Buffer,
     batch: Batch,
     members: Members<Part>,
-}
-
-/// A rollout of a batch, and which of its rows are read.
-#[derive(Clone, Debug)]
-struct Part {
-    member: BatchMember,
-    /// Whether each row is wanted; none if all are.
-    wanted: Option<Vec<bool>>,
-}
-
-impl AsRef<SealedRow> for Part {
-    fn as_ref(&self) -> &SealedRow {
-        &self.member.row
-    }
 }
 
 /// The totals of one shard of a batch.
@@ -173,7 +158,7 @@ async fn quarantine(
 impl SampleReader {
     /// The next rollouts, or none at the end.
     pub async fn next_page(&mut self) -> Result<Option<Page>, BufferError> {
-        let page = self.members.next_page(self.buffer.store.as_ref()).await?;
+        let page = payloads::next_page(self.buffer.store.as_ref(), &mut self.members).await?;
         if page.is_empty() {
             return Ok(None);
         }

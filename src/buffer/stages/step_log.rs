@@ -2,19 +2,13 @@
 //!
 //! Not a stage that rollouts pass. Acks write the log, and it outlives the batches.
 
-use crate::buffer::{
-    Buffer,
+use forebay_domain::{
     ids::{PolicyName, Step},
-    policies,
-    port::{Order, ReadStepBuckets, ReadSteps, StepBuckets, StepCursor, StepPage},
-    refusal::BufferError,
+    looking::steps::{ReadStepBuckets, ReadSteps, StepBuckets, StepCursor, StepPage},
+    pages::Order,
 };
 
-/// The most buckets of an answer.
-pub const BUCKETS_MAX: i64 = 1_000;
-
-/// The newest steps of a policy that are kept, of all its runs.
-pub const STEPS_MAX: i64 = 100_000;
+use crate::buffer::{Buffer, error::BufferError, policies};
 
 pub(in crate::buffer) async fn steps(
     buffer: &Buffer,

@@ -4,16 +4,17 @@
 
 use std::time::{Duration, Instant};
 
-use crate::buffer::{
-    Buffer,
-    coordination::askers,
+use forebay_domain::{
     finalize::Cause,
+    groups::DecidedGroup,
+    health::Health,
     ids::{GroupPk, PolicyName},
-    ingest, journal,
-    port::{DecidedGroup, ExpiredLeases, Health, PayloadMoves, StoreError},
-    replicas::{self, Awaited},
-    session,
+    lease::ExpiredLeases,
+    peers::Awaited,
+    sweep::PayloadMoves,
 };
+
+use crate::buffer::{Buffer, coordination::askers, ingest, journal, port::error::StoreError, replicas, session};
 
 /// Pause between sweeps, a quarter of the delay that [`Buffer::run_sweeper`] allows.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(250);

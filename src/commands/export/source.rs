@@ -7,9 +7,8 @@ use arrow_array::RecordBatch;
 use clap::Args;
 use forebay::{
     buffer::{
+        error::BufferError,
         export::{self, ExportFilter, ExportReader, Expression},
-        ids::Run,
-        refusal::{BufferError, Refusal},
     },
     metrics::Metrics,
     store::{self, Database},
@@ -18,6 +17,7 @@ use forebay_client::{
     Client, ClientError, ClientOptions, Export, RetryPolicy,
     wire::{ApiKey, ExportCounts, ExportSummary, ExportedRollout},
 };
+use forebay_domain::{ids::Run, refusal::Refusal};
 use serde::Deserialize;
 
 use super::{Selection, columns::Columns};

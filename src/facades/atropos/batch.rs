@@ -16,6 +16,7 @@ use axum::{
 };
 use bytes::Bytes;
 use flate2::{Compression, write::GzEncoder};
+use forebay_domain::{batch::BatchSize, lease::Batch, refusal::Refusal, samples::page::Page};
 use forebay_wire::Sample;
 use futures::{StreamExt as _, stream};
 use serde_json::json;
@@ -25,12 +26,10 @@ use crate::{
     api::{Failure, Share, accepts_gzip, paid, stopped},
     buffer::{
         Buffer,
-        batch::BatchSize,
+        error::BufferError,
         lease::{Holder, LeaseRequest},
-        port::Batch,
         reading::Reader,
-        refusal::{BufferError, Refusal},
-        samples::{NEWEST_BYTES_MAX, Page, SampleReader},
+        samples::{NEWEST_BYTES_MAX, SampleReader},
     },
     facades::calls::Call,
 };

@@ -9,11 +9,11 @@ mod tests;
 
 use std::{borrow::Cow, collections::BTreeMap};
 
+use forebay_domain::warnings::LOGPROB_MAX;
 use forebay_wire::{Sample, Sampling, Segment, Status, Trajectory};
 use serde_json::value::RawValue;
 
 use super::wire::{MASKED, NO_LOGPROB, ScoredData};
-use crate::buffer::warnings::LOGPROB_MAX;
 
 /// The key of the metadata under which the fields are stored.
 const ATROPOS: &str = "atropos";

@@ -31,6 +31,7 @@ use axum::{
     response::Response,
     routing::{get, post as post_to},
 };
+use forebay_domain::refusal::Refusal;
 use forebay_wire::{Trajectory, Violation};
 use serde_json::{Value, json};
 
@@ -49,7 +50,7 @@ use super::{
 use crate::{
     access::Role::{self, Admin, Produce, Read, Train},
     api::{Failure, Needs},
-    buffer::refusal::{BufferError, Refusal},
+    buffer::error::BufferError,
 };
 
 /// The name of the protocol in leases.

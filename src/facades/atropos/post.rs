@@ -17,6 +17,14 @@ use axum::{
     response::{IntoResponse as _, Response},
 };
 use bytes::Bytes;
+use forebay_domain::{
+    batch::{self, Candidate},
+    clock::Timestamp,
+    facades::ReadyGroup,
+    ids::RolloutId,
+    ingest::{Ingested, NewRollout},
+    refusal::Refusal,
+};
 use forebay_wire::Violation;
 use hyper::body::{Frame, SizeHint};
 use serde_json::{Value, json};
@@ -31,15 +39,7 @@ use super::{
 use crate::{
     api::{Failure, ReadBody, pay, stopped},
     budget::Shares,
-    buffer::{
-        Buffer,
-        batch::{self, Candidate},
-        ids::RolloutId,
-        ingest::NewRollout,
-        port::{Ingested, ReadyGroup},
-        refusal::{BufferError, Refusal},
-    },
-    clock::Timestamp,
+    buffer::{Buffer, error::BufferError},
 };
 
 /// Bodies up to this size are decoded on the thread of the request.

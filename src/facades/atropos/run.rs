@@ -4,11 +4,11 @@
 //! that a restart continues the run and several replicas serve the same one. The functions are pure. The document is
 //! bounded by [`ENVIRONMENTS_MAX`] and by the bounds of the registrations.
 
+use forebay_domain::batch::{PackedEnvironment, Packing};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::wire::{RegisterEnv, Registration, SEQUENCES_MAX};
-use crate::buffer::batch::{PackedEnvironment, Packing};
 
 /// The most environments of a run. Each restart of an environment registers one more.
 pub(super) const ENVIRONMENTS_MAX: usize = 4_096;

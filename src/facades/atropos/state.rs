@@ -6,9 +6,10 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use axum::http::StatusCode;
+use forebay_domain::facades::FacadeState;
 
 use super::{Atropos, run::Run};
-use crate::{api::Failure, buffer::port::FacadeState};
+use crate::api::Failure;
 
 /// How often a change is tried while others change the state at the same time.
 const ATTEMPTS_MAX: u32 = 100;

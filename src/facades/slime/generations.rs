@@ -7,12 +7,10 @@
 //! nothing is kept in memory. Two writers may still decide at once that a new generation begins; both then write to the
 //! same group.
 
+use forebay_domain::ids::{ExecutionId, GroupId, PolicyName};
+
 use crate::{
-    buffer::{
-        Buffer,
-        ids::{ExecutionId, GroupId, PolicyName},
-        port::StoreError,
-    },
+    buffer::{Buffer, port::error::StoreError},
     facades::slime::item::Item,
 };
 

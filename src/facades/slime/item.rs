@@ -51,7 +51,7 @@ impl Item {
         let reward = if is_empty { None } else { reward(&item, reward_key)? };
         let trajectory = Trajectory {
             policy: None,
-            rollout_id: id(&item, "uid", crate::buffer::ids::ID_BYTES_MAX)?,
+            rollout_id: id(&item, "uid", forebay_domain::ids::ID_BYTES_MAX)?,
             group_id: None,
             group_size: None,
             environment: None,

@@ -9,6 +9,7 @@ use axum::{
     response::{IntoResponse as _, Response},
 };
 use bytes::Bytes;
+use forebay_domain::{batch::BatchSize, lease::Batch, samples::page::Page};
 use forebay_wire::Sample;
 use futures::{StreamExt as _, stream};
 use serde_json::json;
@@ -16,15 +17,7 @@ use serde_json::json;
 use super::{NAME, Slime, generations::instance_of, item, number, options};
 use crate::{
     api::{Failure, ReadBody, paid, stopped},
-    buffer::{
-        Buffer,
-        batch::BatchSize,
-        lease::Holder,
-        port::Batch,
-        reading::Reader,
-        refusal::BufferError,
-        samples::{Page, SampleReader},
-    },
+    buffer::{Buffer, error::BufferError, lease::Holder, reading::Reader, samples::SampleReader},
     facades::calls::{Call, Posted},
 };
 

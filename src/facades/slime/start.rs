@@ -4,12 +4,13 @@
 //! policy for them. It never drops data.
 
 use axum::{Json, extract::State};
+use forebay_domain::{ids::PolicyName, trajectory::GROUP_SIZE_MAX};
 use serde_json::{Value, json};
 
 use super::{NAME, Slime, number, options};
 use crate::{
     api::{Failure, ReadBody, parse_rules},
-    buffer::{Buffer, ids::PolicyName, refusal::BufferError, trajectory::GROUP_SIZE_MAX},
+    buffer::{Buffer, error::BufferError},
     facades::calls::{Call, Posted},
 };
 

@@ -9,6 +9,12 @@ use axum::{
     response::{IntoResponse as _, Response},
 };
 use bytes::Bytes;
+use forebay_domain::{
+    ids::PolicyName,
+    ingest::{Ingested, NewRollout},
+    refusal::Refusal,
+    states::Verdict,
+};
 use forebay_wire::Violation;
 use futures::stream;
 use tokio::time::Instant;
@@ -21,14 +27,7 @@ use super::{
 };
 use crate::{
     api::{Failure, ReadBody, paid, stopped},
-    buffer::{
-        Buffer,
-        ids::PolicyName,
-        ingest::NewRollout,
-        port::{Ingested, StoreError},
-        refusal::{BufferError, Refusal},
-        states::Verdict,
-    },
+    buffer::{Buffer, error::BufferError, port::error::StoreError},
     facades::calls::{Call, Posted},
 };
 

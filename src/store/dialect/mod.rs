@@ -10,11 +10,7 @@ mod sqlite;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-
-pub(super) use postgres::Postgres;
-pub(super) use sqlite::{
-    Files, MODE, Names, SEGMENTS, Sqlite, SqliteReading, folder_of, mark_copy, missing_from, sync_folder, with_suffix,
-};
+use forebay_domain::formats::payload::Codec;
 
 use super::{
     health::HealthReporter,
@@ -23,9 +19,11 @@ use super::{
     segment_files::{Objects, Standing},
     sql::Tx,
 };
-use crate::buffer::{
-    payload::Codec,
-    port::{Peers, StoreError},
+use crate::buffer::port::{Peers, error::StoreError};
+
+pub(super) use postgres::Postgres;
+pub(super) use sqlite::{
+    Files, MODE, Names, SEGMENTS, Sqlite, SqliteReading, folder_of, mark_copy, missing_from, sync_folder, with_suffix,
 };
 
 /// One atomic operation on the store, as a value: it may run again when the database asks for a retry.

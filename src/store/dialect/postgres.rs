@@ -16,6 +16,7 @@ mod tls;
 use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
+use forebay_domain::formats::payload::Codec;
 use sqlx::{Connection as _, PgConnection, PgPool, pool::PoolConnectionMetadata, postgres::PgPoolOptions};
 use tracing::{Instrument as _, instrument};
 
@@ -25,9 +26,9 @@ use self::{
 };
 use super::{Dialect, Op};
 use crate::{
-    buffer::{
-        payload::Codec,
-        port::{DatabaseFailure, Peers, StoreError},
+    buffer::port::{
+        Peers,
+        error::{DatabaseFailure, StoreError},
     },
     metrics::StoreMetrics,
     store::{

@@ -25,6 +25,7 @@ use std::{
 };
 
 use async_trait::async_trait;
+use forebay_domain::{formats::payload::Codec, ids::KeyForm};
 use sqlx::{
     AssertSqlSafe, Connection as _, Row as _, SqliteConnection,
     migrate::Migrator,
@@ -37,24 +38,21 @@ use self::{
     temporary::Temporary,
     writer::{Handle, Payloads},
 };
-pub(in crate::store) use self::{
-    files::{Files, MODE, Names, SEGMENTS, folder_of, sync_folder, with_suffix},
-    log_mark::mark_copy,
-    reading::SqliteReading,
-    schema::missing_from,
-};
 use super::{Dialect, Op};
 use crate::{
-    buffer::{
-        ids::KeyForm,
-        payload::Codec,
-        port::{Peers, StoreError},
-    },
+    buffer::port::{Peers, error::StoreError},
     metrics::StoreMetrics,
     store::{
         OpenError, PayloadKind, PayloadOptions, health::HealthReporter, payloads::PlaceReader, rules_cache::RulesCache,
         segment_files::Reader,
     },
+};
+
+pub(in crate::store) use self::{
+    files::{Files, MODE, Names, SEGMENTS, folder_of, sync_folder, with_suffix},
+    log_mark::mark_copy,
+    reading::SqliteReading,
+    schema::missing_from,
 };
 
 /// Older versions can corrupt a database in WAL mode with two connections.

@@ -9,28 +9,31 @@ use std::{
 };
 
 use async_trait::async_trait;
-
-pub(super) use self::standing::{grant, next_batch, reserved_of};
-use super::{fill, ingest::Incoming, policy};
-use crate::{
-    buffer::{
-        admission::{
-            Admitted, Asker, Backlog, Room, RoomRequest,
-            room::{Asked, AskedGroup},
-        },
-        ids::{AdmissionId, IdKey, PolicyName, PolicyPk, Version},
-        port::{Admit, Policy, StoreError},
-        refusal::Refusal,
-        states::{GroupState, RolloutState},
-        tally::Tally,
+use forebay_domain::{
+    admission::{
+        Admit, Admitted, Backlog, Room, RoomRequest,
+        refused::Asker,
+        room::{Asked, AskedGroup},
     },
     clock::Timestamp,
+    ids::{AdmissionId, IdKey, PolicyName, PolicyPk, Version},
+    policies::Policy,
+    refusal::Refusal,
+    states::{GroupState, RolloutState},
+    tally::Tally,
+};
+
+use super::{fill, ingest::Incoming, policy};
+use crate::{
+    buffer::port::error::StoreError,
     store::{
         dialect::Op,
         sql::{Arg, Statement, Tx, among_keys, args, key_list, locking},
         tally::TallyDelta,
     },
 };
+
+pub(super) use self::standing::{grant, next_batch, reserved_of};
 
 /// Admissions with the room that no rollout has used, locked.
 macro_rules! select_admissions {

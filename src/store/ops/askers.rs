@@ -1,14 +1,11 @@
 //! Consumers that wait for a batch, at whichever replica.
 
 use async_trait::async_trait;
+use forebay_domain::{askers::Asker, clock::Timestamp, ids::PolicyPk};
 
 use super::policy;
 use crate::{
-    buffer::{
-        ids::PolicyPk,
-        port::{Asker, StoreError},
-    },
-    clock::Timestamp,
+    buffer::port::error::StoreError,
     store::{
         dialect::Op,
         sql::{Statement, Tx, args},

@@ -1,19 +1,21 @@
 //! Batches: their rows, and the state changes that several stages share.
 
+use forebay_domain::{
+    clock::Timestamp,
+    ids::{BatchId, BatchPk, GroupPk, LeaseToken, PolicyName, PolicyPk},
+    lease::Batch,
+    looking::journal::Happening,
+    policies::Policy,
+    reasons,
+    states::{BatchMove, BatchState, GroupMove, GroupState},
+    tally::Tally,
+    weights::BatchWeights,
+};
 use forebay_wire::LossWeighting;
 
 use super::{claim::line, journal, members_state, trained_versions};
 use crate::{
-    buffer::{
-        ids::{BatchId, BatchPk, GroupPk, LeaseToken, PolicyName, PolicyPk},
-        journal::Happening,
-        port::{Batch, Policy, StoreError},
-        reasons,
-        states::{BatchMove, BatchState, GroupMove, GroupState},
-        tally::Tally,
-        weights::BatchWeights,
-    },
-    clock::Timestamp,
+    buffer::port::error::StoreError,
     store::{
         sql::{Row, Statement, Tx, among_keys, args, key_list, locking},
         tally::CountedGroups,

@@ -5,8 +5,10 @@
 //! bounded number of rows in the order of their keys. Its page ends there even if few of them match, and the cursor
 //! continues after them.
 
+use forebay_domain::pages::{Cursor, Order, Page};
+
 use crate::{
-    buffer::port::{Cursor, Order, Page, StoreError},
+    buffer::port::error::StoreError,
     store::sql::{Arg, Statement, Tx, args},
 };
 

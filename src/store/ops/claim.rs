@@ -11,6 +11,17 @@ pub(super) mod turns;
 use std::collections::HashSet;
 
 use async_trait::async_trait;
+use forebay_domain::{
+    batch::{BatchSize, Candidate, select},
+    ids::BatchPk,
+    lease::{Batch, Claim, ClaimAnswer, Claimed},
+    policies::Policy,
+    refusal::Refusal,
+    staleness::TrainedVersions,
+    states::{BatchMove, BatchState, GroupMove},
+    tally::{LeaseEvent, Tally},
+    weights::BatchWeights,
+};
 use forebay_wire::BatchOrder;
 
 use self::{
@@ -20,17 +31,7 @@ use self::{
 };
 use super::{askers, batch, name_of, policy, sweep};
 use crate::{
-    buffer::{
-        batch::{BatchSize, Candidate, select},
-        ids::{BatchPk, ConsumerName, RequestId},
-        port::{Batch, Claim, ClaimAnswer, Claimed, Policy, StoreError},
-        refusal::Refusal,
-        staleness::TrainedVersions,
-        states::{BatchMove, BatchState, GroupMove},
-        tally::{LeaseEvent, Tally},
-        weights::BatchWeights,
-    },
-    clock::Timestamp,
+    buffer::port::error::StoreError,
     store::{
         dialect::Op,
         sql::{Statement, Tx, among_keys, args, key_list},
@@ -62,32 +63,6 @@ impl Op for Claim {
             cut.map_or(Claimed::Nothing, |batch| Claimed::Granted(Box::new(batch)))
         };
         Ok(Ok(ClaimAnswer { claimed, expired, stale }))
-    }
-}
-
-impl Claim {
-    fn ttl_s(&self, policy: &Policy) -> u64 {
-        self.ttl_s.unwrap_or(policy.rules.lease.ttl_s)
-    }
-
-    fn expires_at(&self, policy: &Policy) -> Timestamp {
-        self.now.plus_seconds(self.ttl_s(policy))
-    }
-
-    /// The samples of a batch that came back must be this many; 0 if any number will do.
-    fn exact_samples(&self) -> u32 {
-        match &self.size {
-            BatchSize::Samples(packing) => packing.samples,
-            BatchSize::Rules | BatchSize::Groups { .. } | BatchSize::Rollouts { .. } => 0,
-        }
-    }
-
-    fn consumer(&self) -> &str {
-        self.consumer.as_ref().map_or("", ConsumerName::as_str)
-    }
-
-    fn request_id(&self) -> Option<&str> {
-        self.request_id.as_ref().map(RequestId::as_str)
     }
 }
 

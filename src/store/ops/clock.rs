@@ -2,10 +2,13 @@
 //! reached.
 
 use async_trait::async_trait;
+use forebay_domain::{
+    clock::Timestamp,
+    service_time::{ClockReading, CorrectClock},
+};
 
 use crate::{
-    buffer::port::{ClockReading, CorrectClock, StoreError},
-    clock::Timestamp,
+    buffer::port::error::StoreError,
     store::{
         dialect::Op,
         sql::{Statement, Tx, args},

@@ -1,18 +1,21 @@
 //! One rollout with what is needed to look into its payload.
 
 use async_trait::async_trait;
+use forebay_domain::{
+    clock::Timestamp,
+    ids::RolloutPk,
+    lease::Batch,
+    looking::ledger::StoryFilter,
+    samples::{FindContent, StoredContent},
+    states::GroupState,
+};
 
 use super::{
     batch::{self, select_batch},
     samples::{read_member, select_members},
 };
 use crate::{
-    buffer::{
-        ids::RolloutPk,
-        port::{Batch, FindContent, StoreError, StoredContent, StoryFilter},
-        states::GroupState,
-    },
-    clock::Timestamp,
+    buffer::port::error::StoreError,
     store::{
         dialect::Op,
         sql::{Statement, Tx, args},

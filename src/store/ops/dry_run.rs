@@ -5,18 +5,19 @@
 use std::collections::HashMap;
 
 use async_trait::async_trait;
+use forebay_domain::{
+    clock::Timestamp,
+    formats::codes,
+    ids::{GroupPk, PolicyPk, Version},
+    looking::dry_run::{FindPastGroups, PastGroup, PastGroups, PastRollout},
+    reasons,
+    rules::Rules,
+    states::{GroupState, Verdict},
+};
 
 use super::{names, trained_spans};
 use crate::{
-    buffer::{
-        codes,
-        ids::{GroupPk, PolicyPk, Version},
-        port::{FindPastGroups, PastGroup, PastGroups, PastRollout, StoreError},
-        reasons,
-        rules::Rules,
-        states::{GroupState, Verdict},
-    },
-    clock::Timestamp,
+    buffer::port::error::StoreError,
     store::{
         dialect::Op,
         sql::{Row, Statement, Tx, among_keys, args, key_list},
@@ -48,7 +49,7 @@ impl Op for FindPastGroups {
         for mut row in rows {
             let group_pk: GroupPk = row.get("group_pk")?;
             let of_group: u64 = row.get("rollouts")?;
-            if let Some(group) = self.read_group(tx, row).await? {
+            if let Some(group) = read_group(self, tx, row).await? {
                 if of_group > ROLLOUTS_MAX {
                     page.too_large += 1;
                 } else if rollouts + of_group > ROLLOUTS_MAX || page.groups.len() == self.limit as usize {
@@ -74,35 +75,32 @@ impl Op for FindPastGroups {
     }
 }
 
-impl FindPastGroups {
-    /// A group without its rollouts; none if it is not wanted.
-    async fn read_group(&self, tx: &mut Tx<'_>, mut row: Row) -> Result<Option<PastGroup>, StoreError> {
-        let (environment, state): (Option<String>, GroupState) = (row.get("environment")?, row.get("state")?);
-        let is_wanted = self.environment.is_none() || self.environment == environment;
-        let decided_at: Option<Timestamp> = row.get("decided_us")?;
-        let (Some(decided_at), false) =
-            (decided_at, state.is_open() || !is_wanted || row.get::<i64>("run")? != self.run.0)
-        else {
-            return Ok(None);
-        };
-        let rules = tx.rules(row.get("rules_pk")?).await?;
-        let reason: Option<String> = row.get("reason")?;
-        let became_ready = row.get::<Option<i64>>("ready_seq")?.is_some();
-        if !became_ready && !is_by_rules(reason.as_deref(), row.get("samples")?, &rules) {
-            return Ok(None);
-        }
-        Ok(Some(PastGroup {
-            group_id: row.get("group_id")?,
-            size: row.get("size")?,
-            min_size: row.get("min_size")?,
-            discarded: reason.filter(|_| !became_ready).or_else(|| (!became_ready).then(String::new)),
-            environment,
-            rules,
-            opened_at: row.get("opened_us")?,
-            decided_at,
-            rollouts: Vec::new(),
-        }))
+/// A group without its rollouts; none if it is not wanted.
+async fn read_group(find: &FindPastGroups, tx: &mut Tx<'_>, mut row: Row) -> Result<Option<PastGroup>, StoreError> {
+    let (environment, state): (Option<String>, GroupState) = (row.get("environment")?, row.get("state")?);
+    let is_wanted = find.environment.is_none() || find.environment == environment;
+    let decided_at: Option<Timestamp> = row.get("decided_us")?;
+    let (Some(decided_at), false) = (decided_at, state.is_open() || !is_wanted || row.get::<i64>("run")? != find.run.0)
+    else {
+        return Ok(None);
+    };
+    let rules = tx.rules(row.get("rules_pk")?).await?;
+    let reason: Option<String> = row.get("reason")?;
+    let became_ready = row.get::<Option<i64>>("ready_seq")?.is_some();
+    if !became_ready && !is_by_rules(reason.as_deref(), row.get("samples")?, &rules) {
+        return Ok(None);
     }
+    Ok(Some(PastGroup {
+        group_id: row.get("group_id")?,
+        size: row.get("size")?,
+        min_size: row.get("min_size")?,
+        discarded: reason.filter(|_| !became_ready).or_else(|| (!became_ready).then(String::new)),
+        environment,
+        rules,
+        opened_at: row.get("opened_us")?,
+        decided_at,
+        rollouts: Vec::new(),
+    }))
 }
 
 /// Whether rules discarded a group that was never ready: an operator or a reset could have discarded it while it was open,

@@ -1,14 +1,14 @@
 //! After a restore, every policy begins an epoch, so that trainers from before the restore are refused and must resume.
 
 use async_trait::async_trait;
+use forebay_domain::{
+    ids::{BatchPk, Epoch, PolicyPk},
+    states::BatchMove,
+};
 
 use super::{batch, lineage, policy};
 use crate::{
-    buffer::{
-        ids::{BatchPk, Epoch, PolicyPk},
-        port::StoreError,
-        states::BatchMove,
-    },
+    buffer::port::error::StoreError,
     store::{
         dialect::Op,
         sql::{Statement, Tx, args},

@@ -4,18 +4,20 @@
 use std::collections::BTreeMap;
 
 use async_trait::async_trait;
+use forebay_domain::{
+    ids::{GroupPk, PolicyName},
+    looking::diagnosis::{Contradiction, Examination},
+    samples::BatchMember,
+    states::{BatchState, GroupState, RolloutState, Verdict, rollout_state},
+    tally::Tally,
+};
 
 use super::{
     policy::ReadTallies,
     samples::{read_member, select_members},
 };
 use crate::{
-    buffer::{
-        ids::{GroupPk, PolicyName},
-        port::{BatchMember, Contradiction, Examination, StoreError},
-        states::{BatchState, GroupState, RolloutState, Verdict, rollout_state},
-        tally::Tally,
-    },
+    buffer::port::error::StoreError,
     store::{
         dialect::Op,
         sql::{Row, Statement, Tx, args},

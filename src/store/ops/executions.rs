@@ -1,13 +1,14 @@
 //! The ledger by executions: which group an execution has reached.
 
 use async_trait::async_trait;
+use forebay_domain::{
+    ids::{ExecutionId, PolicyName, Run},
+    looking::ledger::LatestGroup,
+};
 
 use super::policy;
 use crate::{
-    buffer::{
-        ids::{ExecutionId, PolicyName, Run},
-        port::{LatestGroup, StoreError},
-    },
+    buffer::port::error::StoreError,
     store::{
         dialect::Op,
         sql::{Statement, Tx, args},

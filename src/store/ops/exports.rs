@@ -6,15 +6,16 @@
 use std::collections::HashMap;
 
 use async_trait::async_trait;
+use forebay_domain::{
+    clock::Timestamp,
+    ids::{GroupPk, RolloutPk, Run, Step},
+    looking::export::{ExportCursor, ExportMember, ExportPage, ExportedPage},
+    states::{BatchState, GroupState, rollout_state},
+};
 
 use super::samples::read_sealed;
 use crate::{
-    buffer::{
-        ids::{GroupPk, RolloutPk, Run, Step},
-        port::{ExportCursor, ExportMember, ExportPage, ExportedPage, StoreError},
-        states::{BatchState, GroupState, rollout_state},
-    },
-    clock::Timestamp,
+    buffer::port::error::StoreError,
     store::{
         dialect::Op,
         sql::{Row, Statement, Tx, among_keys, args, key_list},
@@ -64,7 +65,7 @@ impl Op for ExportPage {
     type Output = ExportedPage;
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<ExportedPage, StoreError> {
-        let found = self.groups(tx).await?;
+        let found = groups(self, tx).await?;
         let is_last = found.len() < GROUPS_MAX as usize;
         let (mut chosen, mut rollouts, mut purged) = (HashMap::new(), 0, 0);
         let mut end = None;
@@ -77,7 +78,7 @@ impl Op for ExportPage {
             } else if group.run == self.run {
                 // At least one group is read, and more while their rollouts fit into the page.
                 if !chosen.is_empty() && rollouts + group.rollouts > u64::from(ROLLOUTS_MAX) {
-                    return self.page(tx, chosen, purged, end).await;
+                    return page(self, tx, chosen, purged, end).await;
                 }
                 rollouts += group.rollouts;
                 chosen.insert(group_pk, group);
@@ -85,66 +86,64 @@ impl Op for ExportPage {
             end = Some(group_pk);
         }
         let end = if is_last { None } else { end };
-        self.page(tx, chosen, purged, end).await
+        page(self, tx, chosen, purged, end).await
     }
 }
 
-impl ExportPage {
-    /// The next groups of the policy, of all runs.
-    async fn groups(&self, tx: &mut Tx<'_>) -> Result<Vec<ExportGroup>, StoreError> {
-        const SELECT_EXPORT_GROUPS: Statement = Statement::new(
-            "-- select_export_groups
-            SELECT g.group_pk, g.run, g.group_id, g.state, g.size, g.kept + g.masked + g.dropped + g.late AS rollouts,
-                g.purged_us, b.state AS batch_state, b.step
-            FROM rollout_group AS g
-            LEFT JOIN batch AS b ON b.batch_pk = g.batch_pk AND g.state = 'batched'
-            WHERE g.policy_pk = $1 AND g.group_pk >= $2
-            ORDER BY g.group_pk
-            LIMIT $3",
-        );
-        let ExportCursor { group, after } = self.from;
-        let first = if after.is_some() { group.0 } else { group.0.saturating_add(1) };
-        let rows = tx.fetch_all(SELECT_EXPORT_GROUPS, args![self.policy_pk, first, GROUPS_MAX]).await?;
-        rows.into_iter().map(read_group).collect()
-    }
+/// The next groups of the policy, of all runs.
+async fn groups(export: &ExportPage, tx: &mut Tx<'_>) -> Result<Vec<ExportGroup>, StoreError> {
+    const SELECT_EXPORT_GROUPS: Statement = Statement::new(
+        "-- select_export_groups
+        SELECT g.group_pk, g.run, g.group_id, g.state, g.size, g.kept + g.masked + g.dropped + g.late AS rollouts,
+            g.purged_us, b.state AS batch_state, b.step
+        FROM rollout_group AS g
+        LEFT JOIN batch AS b ON b.batch_pk = g.batch_pk AND g.state = 'batched'
+        WHERE g.policy_pk = $1 AND g.group_pk >= $2
+        ORDER BY g.group_pk
+        LIMIT $3",
+    );
+    let ExportCursor { group, after } = export.from;
+    let first = if after.is_some() { group.0 } else { group.0.saturating_add(1) };
+    let rows = tx.fetch_all(SELECT_EXPORT_GROUPS, args![export.policy_pk, first, GROUPS_MAX]).await?;
+    rows.into_iter().map(read_group).collect()
+}
 
-    /// The rollouts of the groups. `end` is the last group that was examined, if more groups follow.
-    async fn page(
-        &self,
-        tx: &mut Tx<'_>,
-        groups: HashMap<GroupPk, ExportGroup>,
-        purged: u64,
-        end: Option<GroupPk>,
-    ) -> Result<ExportedPage, StoreError> {
-        const SELECT_EXPORT_ROLLOUTS: Statement = among_keys!(
-            "-- select_export_rollouts
-            SELECT rollout_pk, group_pk, rollout_id, execution, verdict, reason, reward, advantage, policy_version,
-                version_assumed, segments, tokens, unpacked_bytes, trained_spans, seal, received_us
-            FROM rollout
-            WHERE group_pk",
-            "
-                AND (group_pk > $2 OR rollout_pk > $3) AND rollout_pk <= $4
-            ORDER BY group_pk, rollout_pk
-            LIMIT $5"
-        );
-        let ExportCursor { group, after } = self.from;
-        let keys = key_list(groups.keys().map(|group| group.0));
-        let values = args![keys, group, after.unwrap_or(RolloutPk(0)), self.last, ROLLOUTS_MAX];
-        let rows = if groups.is_empty() { Vec::new() } else { tx.fetch_all(SELECT_EXPORT_ROLLOUTS, values).await? };
-        let is_cut = rows.len() == ROLLOUTS_MAX as usize;
-        let mut next = end.map(|group| ExportCursor { group, after: None });
-        let mut members = Vec::with_capacity(rows.len());
-        for mut row in rows {
-            let group_pk: GroupPk = row.get("group_pk")?;
-            let missing = || StoreError::Corrupt("a rollout of another group was read".to_owned());
-            let member = read_member(row, groups.get(&group_pk).ok_or_else(missing)?)?;
-            if is_cut {
-                next = Some(ExportCursor { group: group_pk, after: Some(member.row.rollout_pk) });
-            }
-            members.push(member);
+/// The rollouts of the groups. `end` is the last group that was examined, if more groups follow.
+async fn page(
+    export: &ExportPage,
+    tx: &mut Tx<'_>,
+    groups: HashMap<GroupPk, ExportGroup>,
+    purged: u64,
+    end: Option<GroupPk>,
+) -> Result<ExportedPage, StoreError> {
+    const SELECT_EXPORT_ROLLOUTS: Statement = among_keys!(
+        "-- select_export_rollouts
+        SELECT rollout_pk, group_pk, rollout_id, execution, verdict, reason, reward, advantage, policy_version,
+            version_assumed, segments, tokens, unpacked_bytes, trained_spans, seal, received_us
+        FROM rollout
+        WHERE group_pk",
+        "
+            AND (group_pk > $2 OR rollout_pk > $3) AND rollout_pk <= $4
+        ORDER BY group_pk, rollout_pk
+        LIMIT $5"
+    );
+    let ExportCursor { group, after } = export.from;
+    let keys = key_list(groups.keys().map(|group| group.0));
+    let values = args![keys, group, after.unwrap_or(RolloutPk(0)), export.last, ROLLOUTS_MAX];
+    let rows = if groups.is_empty() { Vec::new() } else { tx.fetch_all(SELECT_EXPORT_ROLLOUTS, values).await? };
+    let is_cut = rows.len() == ROLLOUTS_MAX as usize;
+    let mut next = end.map(|group| ExportCursor { group, after: None });
+    let mut members = Vec::with_capacity(rows.len());
+    for mut row in rows {
+        let group_pk: GroupPk = row.get("group_pk")?;
+        let missing = || StoreError::Corrupt("a rollout of another group was read".to_owned());
+        let member = read_member(row, groups.get(&group_pk).ok_or_else(missing)?)?;
+        if is_cut {
+            next = Some(ExportCursor { group: group_pk, after: Some(member.row.rollout_pk) });
         }
-        Ok(ExportedPage { members, purged, next })
+        members.push(member);
     }
+    Ok(ExportedPage { members, purged, next })
 }
 
 fn read_group(mut row: Row) -> Result<ExportGroup, StoreError> {

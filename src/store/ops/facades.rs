@@ -1,13 +1,15 @@
 //! Foreign protocols: their state, and reads of the line of ready groups.
 
 use async_trait::async_trait;
+use forebay_domain::{
+    facades::{FacadeState, ReadyGroup},
+    ids::PolicyName,
+    samples::BatchMember,
+};
 
 use super::samples::{read_member, select_members};
 use crate::{
-    buffer::{
-        ids::PolicyName,
-        port::{BatchMember, FacadeState, ReadyGroup, StoreError},
-    },
+    buffer::port::error::StoreError,
     store::{
         dialect::Op,
         sql::{Row, Statement, Tx, args},

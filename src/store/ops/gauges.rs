@@ -7,13 +7,14 @@
 use std::collections::BTreeMap;
 
 use async_trait::async_trait;
+use forebay_domain::{
+    ids::{PolicyName, PolicyPk, Run, Version},
+    policies::PolicyGauges,
+};
 
 use super::policy;
 use crate::{
-    buffer::{
-        ids::{PolicyName, PolicyPk, Run, Version},
-        port::{PolicyGauges, StoreError},
-    },
+    buffer::port::error::StoreError,
     store::{
         dialect::Op,
         sql::{Row, Statement, Tx, args},

@@ -6,23 +6,24 @@ use std::{
 };
 
 use async_trait::async_trait;
+use forebay_domain::{
+    clock::Timestamp,
+    finalize::{self, Cause, GroupDecision, GroupOutcome, GroupSnapshot, GroupTotals, Member, ReadyGroup},
+    formats::seal,
+    groups::{CloseGroup, DecidedGroup, DiscardGroup, Group},
+    ids::{GroupId, GroupPk, IdKey, PolicyName, PolicyPk, RolloutPk, Run},
+    ingest::decide::GroupFill,
+    looking::journal::Happening,
+    reasons,
+    refusal::Refusal,
+    rules::Rules,
+    states::{GroupMove, GroupState},
+    tally::Tally,
+};
 
 use super::{fill, journal, ledger, policy, trained_versions};
 use crate::{
-    buffer::{
-        finalize::{self, Cause, GroupDecision, GroupOutcome, GroupSnapshot, GroupTotals, Member, ReadyGroup},
-        ids::{GroupId, GroupPk, IdKey, PolicyName, PolicyPk, RolloutPk, Run},
-        ingest::GroupFill,
-        journal::Happening,
-        port::{CloseGroup, DecidedGroup, DiscardGroup, Group, StoreError},
-        reasons,
-        refusal::Refusal,
-        rules::Rules,
-        seal,
-        states::{GroupMove, GroupState},
-        tally::Tally,
-    },
-    clock::Timestamp,
+    buffer::port::error::StoreError,
     store::{
         dialect::Op,
         sql::{Arg, NewKeys, Row, Statement, Tx, among_keys, args, id_key_list, key_list, key_run, locking},

@@ -11,6 +11,12 @@
 use std::{borrow::Cow, collections::BTreeMap, fmt};
 
 use async_trait::async_trait;
+use forebay_domain::{
+    clock::Timestamp,
+    ids::PolicyPk,
+    looking::history::{History, KEEP_HOURS, KEEP_MINUTES, KEEP_TENS, ReadHistory, Snapshot, Totals},
+    tally::{Tallies, Tally},
+};
 use serde::{
     Deserialize, Deserializer, Serialize,
     de::{self, MapAccess, SeqAccess, Visitor},
@@ -18,13 +24,7 @@ use serde::{
 
 use super::steps;
 use crate::{
-    buffer::{
-        ids::PolicyPk,
-        port::{History, ReadHistory, Snapshot, StoreError, Totals},
-        series::{KEEP_HOURS, KEEP_MINUTES, KEEP_TENS},
-        tally::{Tallies, Tally},
-    },
-    clock::Timestamp,
+    buffer::port::error::StoreError,
     store::{
         dialect::Op,
         sql::{Row, Statement, Tx, among_keys, args, key_list, locking},

@@ -17,16 +17,20 @@ mod decide;
 mod write;
 
 use async_trait::async_trait;
+use forebay_domain::{
+    finalize::{GroupDecision, Member},
+    ids::{ExecutionId, GroupPk, IdKey, KeyForm, PolicyPk},
+    ingest::{
+        Bundle, BundleOutcome, Ingest, NewRollout,
+        decide::{GroupFill, RolloutDecision},
+    },
+    session::EndSession,
+};
 
 use self::{decide::Decider, read::Snapshot};
 use super::group::LockedGroup;
 use crate::{
-    buffer::{
-        finalize::{GroupDecision, Member},
-        ids::{ExecutionId, GroupPk, IdKey, KeyForm, PolicyPk},
-        ingest::{GroupFill, NewRollout, RolloutDecision},
-        port::{Bundle, BundleOutcome, EndSession, Ingest, StoreError},
-    },
+    buffer::port::error::StoreError,
     store::{
         dialect::{Class, Op},
         sql::Tx,

@@ -1,16 +1,22 @@
 //! Facts for explanations: a few statements per policy, each of which examines a bounded number of rows.
 
 use async_trait::async_trait;
+use forebay_domain::{
+    clock::Timestamp,
+    ids::{BatchId, PolicyPk},
+    looking::{
+        explain::facts::{Asking, Event, GroupFacts, Lease},
+        insight::{LedgerFacts, ReadFacts},
+        journal::ReadJournal,
+        steps::{ReadSteps, StepRow},
+    },
+    pages::{Cursor, Order},
+    states::{BatchState, GroupState},
+};
 
 use super::history;
 use crate::{
-    buffer::{
-        explain::facts::{Asking, Event, GroupFacts, Lease},
-        ids::{BatchId, PolicyPk},
-        port::{Cursor, LedgerFacts, Order, ReadFacts, ReadJournal, ReadSteps, StepRow, StoreError},
-        states::{BatchState, GroupState},
-    },
-    clock::Timestamp,
+    buffer::port::error::StoreError,
     store::{
         dialect::Op,
         sql::{Statement, Tx, args},
@@ -75,18 +81,18 @@ impl Op for ReadFacts {
         }
         let oldest = tx.fetch_optional(SELECT_OLDEST_TOTALS, args![self.policy]).await?;
         let (asking, last_asked) = asking(tx, self.policy, self.now).await?;
-        let returned = self.batches(tx, BatchState::Returned).await?;
+        let returned = batches(self, tx, BatchState::Returned).await?;
         Ok(LedgerFacts {
             created: tx.fetch_one(SELECT_CREATED, args![self.policy]).await?.get("created_us")?,
             before,
             oldest: oldest.map(history::snapshot).transpose()?,
-            oldest_ready: self.oldest_ready(tx).await?,
+            oldest_ready: oldest_ready(self, tx).await?,
             asking,
             last_asked,
-            leases: self.batches(tx, BatchState::Leased).await?,
+            leases: batches(self, tx, BatchState::Leased).await?,
             returned,
-            steps: self.steps(tx).await?,
-            lacking: self.lacking(tx).await?,
+            steps: steps(self, tx).await?,
+            lacking: lacking(self, tx).await?,
             groups: groups(tx, self.policy).await?,
             events: events(tx, self.policy).await?,
         })
@@ -123,63 +129,60 @@ async fn asking(
     Ok((asking, last.map(|mut row| row.get("asked_us")).transpose()?))
 }
 
-impl ReadFacts {
-    async fn oldest_ready(&self, tx: &mut Tx<'_>) -> Result<Option<Timestamp>, StoreError> {
-        const SELECT_OLDEST_READY: Statement = Statement::new(
-            "-- select_oldest_ready
-            SELECT decided_us
-            FROM rollout_group
-            WHERE policy_pk = $1 AND run = $2 AND state = 'ready'
-            ORDER BY ready_seq
-            LIMIT 1",
-        );
-        let row = tx.fetch_optional(SELECT_OLDEST_READY, args![self.policy, self.run]).await?;
-        Ok(row.map(|mut row| row.get::<Option<Timestamp>>("decided_us")).transpose()?.flatten())
-    }
+async fn oldest_ready(read: &ReadFacts, tx: &mut Tx<'_>) -> Result<Option<Timestamp>, StoreError> {
+    const SELECT_OLDEST_READY: Statement = Statement::new(
+        "-- select_oldest_ready
+        SELECT decided_us
+        FROM rollout_group
+        WHERE policy_pk = $1 AND run = $2 AND state = 'ready'
+        ORDER BY ready_seq
+        LIMIT 1",
+    );
+    let row = tx.fetch_optional(SELECT_OLDEST_READY, args![read.policy, read.run]).await?;
+    Ok(row.map(|mut row| row.get::<Option<Timestamp>>("decided_us")).transpose()?.flatten())
+}
 
-    /// Batches of a live state, some of them if there are many.
-    async fn batches(&self, tx: &mut Tx<'_>, state: BatchState) -> Result<Vec<Lease>, StoreError> {
-        const SELECT_LIVE_BATCHES: Statement = Statement::new(
-            "-- select_live_batches
-            SELECT batch_id, consumer, COALESCE(granted_us, created_us) AS since_us, failed_deliveries
-            FROM batch
-            WHERE policy_pk = $1 AND run = $2 AND state = $3
-            ORDER BY step, batch_pk
-            LIMIT $4",
-        );
-        let mut found = Vec::new();
-        for mut row in tx.fetch_all(SELECT_LIVE_BATCHES, args![self.policy, self.run, state, BATCHES_MAX]).await? {
-            found.push(Lease {
-                batch_id: row.get::<BatchId>("batch_id")?.to_string(),
-                consumer: row.get("consumer")?,
-                since: row.get("since_us")?,
-                failed: row.get("failed_deliveries")?,
-            });
-        }
-        Ok(found)
+/// Batches of a live state, some of them if there are many.
+async fn batches(read: &ReadFacts, tx: &mut Tx<'_>, state: BatchState) -> Result<Vec<Lease>, StoreError> {
+    const SELECT_LIVE_BATCHES: Statement = Statement::new(
+        "-- select_live_batches
+        SELECT batch_id, consumer, COALESCE(granted_us, created_us) AS since_us, failed_deliveries
+        FROM batch
+        WHERE policy_pk = $1 AND run = $2 AND state = $3
+        ORDER BY step, batch_pk
+        LIMIT $4",
+    );
+    let mut found = Vec::new();
+    for mut row in tx.fetch_all(SELECT_LIVE_BATCHES, args![read.policy, read.run, state, BATCHES_MAX]).await? {
+        found.push(Lease {
+            batch_id: row.get::<BatchId>("batch_id")?.to_string(),
+            consumer: row.get("consumer")?,
+            since: row.get("since_us")?,
+            failed: row.get("failed_deliveries")?,
+        });
     }
+    Ok(found)
+}
 
-    async fn steps(&self, tx: &mut Tx<'_>) -> Result<Vec<StepRow>, StoreError> {
-        let newest =
-            ReadSteps { policy: self.policy, run: self.run, order: Order::Newest, after: None, limit: STEPS_READ };
-        Ok(newest.run(tx).await?.steps)
-    }
+async fn steps(read: &ReadFacts, tx: &mut Tx<'_>) -> Result<Vec<StepRow>, StoreError> {
+    let newest = ReadSteps { policy: read.policy, run: read.run, order: Order::Newest, after: None, limit: STEPS_READ };
+    Ok(newest.run(tx).await?.steps)
+}
 
-    /// How many rollouts the fullest of a bounded number of open groups lack.
-    async fn lacking(&self, tx: &mut Tx<'_>) -> Result<Vec<u32>, StoreError> {
-        const SELECT_LACKING: Statement = Statement::new(
-            "-- select_lacking
-            SELECT size - kept - masked AS lacking
-            FROM rollout_group
-            WHERE policy_pk = $1 AND run = $2 AND state = 'open'
-            LIMIT $3",
-        );
-        let rows = tx.fetch_all(SELECT_LACKING, args![self.policy, self.run, OPEN_READ]).await?;
-        let mut lacking: Vec<u32> = rows.into_iter().map(|mut row| row.get("lacking")).collect::<Result<_, _>>()?;
-        lacking.sort_unstable();
-        lacking.truncate(FULLEST_MAX);
-        Ok(lacking)
-    }
+/// How many rollouts the fullest of a bounded number of open groups lack.
+async fn lacking(read: &ReadFacts, tx: &mut Tx<'_>) -> Result<Vec<u32>, StoreError> {
+    const SELECT_LACKING: Statement = Statement::new(
+        "-- select_lacking
+        SELECT size - kept - masked AS lacking
+        FROM rollout_group
+        WHERE policy_pk = $1 AND run = $2 AND state = 'open'
+        LIMIT $3",
+    );
+    let rows = tx.fetch_all(SELECT_LACKING, args![read.policy, read.run, OPEN_READ]).await?;
+    let mut lacking: Vec<u32> = rows.into_iter().map(|mut row| row.get("lacking")).collect::<Result<_, _>>()?;
+    lacking.sort_unstable();
+    lacking.truncate(FULLEST_MAX);
+    Ok(lacking)
 }
 
 /// The newest groups of a policy.
@@ -211,7 +214,7 @@ async fn groups(tx: &mut Tx<'_>, policy: PolicyPk) -> Result<Vec<GroupFacts>, St
 async fn events(tx: &mut Tx<'_>, policy: PolicyPk) -> Result<Vec<Event>, StoreError> {
     let newest = ReadJournal { policy, from: Cursor::first(Order::Newest), limit: EVENTS_READ };
     let entries = newest.run(tx).await?.entries;
-    let event = |entry: crate::buffer::port::JournalEntry| Event {
+    let event = |entry: forebay_domain::looking::journal::JournalEntry| Event {
         at: entry.at,
         filter: entry.detail["filter"].as_str().map(str::to_owned),
         kind: entry.kind,

@@ -1,15 +1,16 @@
 //! The journal of policies: what operators and time did, written by the transactions that do it.
 
 use async_trait::async_trait;
+use forebay_domain::{
+    clock::Timestamp,
+    ids::{CallerId, PolicyPk},
+    looking::journal::{Happening, JournalEntry, Notice, ReadJournal},
+    pages::{Cursor, Order, Page},
+};
 
 use super::policy;
 use crate::{
-    buffer::{
-        ids::{CallerId, PolicyPk},
-        journal::Happening,
-        port::{Cursor, JournalEntry, Notice, Order, Page, ReadJournal, StoreError},
-    },
-    clock::Timestamp,
+    buffer::port::error::StoreError,
     store::{
         dialect::Op,
         sql::{Row, Statement, Tx, args},

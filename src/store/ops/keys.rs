@@ -1,6 +1,7 @@
 //! Keys: which caller may do what.
 
 use async_trait::async_trait;
+use forebay_domain::{clock::Timestamp, refusal::Refusal};
 
 use crate::{
     access::{
@@ -8,8 +9,7 @@ use crate::{
         key::{KeyHash, KeyId, NewKey, StoredKey},
         key_store::{KeyFilter, KeyUse},
     },
-    buffer::{port::StoreError, refusal::Refusal},
-    clock::Timestamp,
+    buffer::port::error::StoreError,
     store::{
         dialect::Op,
         sql::{Row, Statement, Tx, args},

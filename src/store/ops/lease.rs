@@ -1,20 +1,22 @@
 //! Stage 5 in the store: the calls of a lease's holder. The lease's token, its end and the epoch fence them.
 
 use async_trait::async_trait;
+use forebay_domain::{
+    clock::Timestamp,
+    ids::{BatchId, GroupPk, LeaseToken, Step},
+    lease::{Ack, Batch, Extend, LeaseProof, Nack, Readmit},
+    looking::journal::Happening,
+    policies::Policy,
+    reasons,
+    refusal::{LostLease, Refusal},
+    states::{BatchMove, BatchState},
+    tally::{LeaseEvent, Tally},
+};
 use forebay_wire::Settle;
 
 use super::{batch, journal, policy, steps};
 use crate::{
-    buffer::{
-        ids::{BatchId, GroupPk, LeaseToken, Step},
-        journal::Happening,
-        port::{Ack, Batch, Extend, LeaseProof, Nack, Policy, Readmit, StoreError},
-        reasons,
-        refusal::{LostLease, Refusal},
-        states::{BatchMove, BatchState},
-        tally::{LeaseEvent, Tally},
-    },
-    clock::Timestamp,
+    buffer::port::error::StoreError,
     store::{
         dialect::Op,
         sql::{Statement, Tx, args},

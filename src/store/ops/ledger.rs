@@ -3,18 +3,21 @@
 use std::collections::HashMap;
 
 use async_trait::async_trait;
+use forebay_domain::{
+    formats::codes,
+    groups::Group,
+    ids::{BatchId, GroupId, GroupPk, PolicyName},
+    looking::ledger::{GroupFilter, Story, StoryFilter},
+    pages::Page,
+    states::{BatchState, GroupState, RolloutState, Verdict, rollout_state},
+};
 
 use super::{
     bounded_scan::{InOrder, Scan, examine, in_order},
     fill, names, trained_versions,
 };
 use crate::{
-    buffer::{
-        codes,
-        ids::{BatchId, GroupId, GroupPk, PolicyName},
-        port::{Group, GroupFilter, Page, StoreError, Story, StoryFilter},
-        states::{BatchState, GroupState, RolloutState, Verdict, rollout_state},
-    },
+    buffer::port::error::StoreError,
     store::{
         dialect::Op,
         sql::{Row, Statement, Tx, args, key_list},
@@ -79,7 +82,7 @@ impl Op for StoryFilter {
         const BY_POLICY: InOrder =
             select_story!("r", "p.name = $1 AND CAST($2 AS TEXT) IS NULL AND r.rollout_pk > $3 AND r.rollout_pk <= $9");
         let state = self.state.map(state_list);
-        let scan = self.scan(tx).await?;
+        let scan = scan(self, tx).await?;
         let (above, to) = scan.range();
         let form = tx.key_form();
         let rollout = self.rollout_id.as_ref().map(|rollout_id| rollout_id.key(form));
@@ -126,42 +129,40 @@ impl Op for StoryFilter {
     }
 }
 
-impl StoryFilter {
-    /// The rows that the page examines.
-    async fn scan(&self, tx: &mut Tx<'_>) -> Result<Scan, StoreError> {
-        const OF_POLICY: InOrder = examine!(
-            "-- examine_rollouts",
-            "rollout_pk",
-            "rollout
-                    WHERE policy_pk = (SELECT policy_pk FROM policy WHERE name = $4)"
-        );
-        const OF_GROUP: InOrder = examine!(
-            "-- examine_rollouts_of_group",
-            "r.rollout_pk",
-            "policy AS p
-                    JOIN rollout_group AS g ON g.policy_pk = p.policy_pk AND g.run = p.run
-                    JOIN rollout AS r ON r.group_pk = g.group_pk
-                    WHERE p.name = $4 AND g.group_key = $5"
-        );
-        const OF_EXECUTION: InOrder = examine!(
-            "-- examine_rollouts_of_execution",
-            "rollout_pk",
-            "rollout
-                    WHERE execution = $4"
-        );
-        if !self.has_filters() || self.rollout_id.is_some() {
-            return Ok(Scan::unfiltered(self.from));
-        }
-        if let Some(execution_id) = &self.execution_id {
-            return Scan::filtered(tx, self.from, OF_EXECUTION, args![execution_id]).await;
-        }
-        let policy = self.policy.as_ref().map(PolicyName::as_str);
-        match &self.group_id {
-            None => Scan::filtered(tx, self.from, OF_POLICY, args![policy]).await,
-            Some(group_id) => {
-                let owner = args![policy, group_id.key(tx.key_form())];
-                Scan::filtered(tx, self.from, OF_GROUP, owner).await
-            }
+/// The rows that the page examines.
+async fn scan(filter: &StoryFilter, tx: &mut Tx<'_>) -> Result<Scan, StoreError> {
+    const OF_POLICY: InOrder = examine!(
+        "-- examine_rollouts",
+        "rollout_pk",
+        "rollout
+                WHERE policy_pk = (SELECT policy_pk FROM policy WHERE name = $4)"
+    );
+    const OF_GROUP: InOrder = examine!(
+        "-- examine_rollouts_of_group",
+        "r.rollout_pk",
+        "policy AS p
+                JOIN rollout_group AS g ON g.policy_pk = p.policy_pk AND g.run = p.run
+                JOIN rollout AS r ON r.group_pk = g.group_pk
+                WHERE p.name = $4 AND g.group_key = $5"
+    );
+    const OF_EXECUTION: InOrder = examine!(
+        "-- examine_rollouts_of_execution",
+        "rollout_pk",
+        "rollout
+                WHERE execution = $4"
+    );
+    if !filter.has_filters() || filter.rollout_id.is_some() {
+        return Ok(Scan::unfiltered(filter.from));
+    }
+    if let Some(execution_id) = &filter.execution_id {
+        return Scan::filtered(tx, filter.from, OF_EXECUTION, args![execution_id]).await;
+    }
+    let policy = filter.policy.as_ref().map(PolicyName::as_str);
+    match &filter.group_id {
+        None => Scan::filtered(tx, filter.from, OF_POLICY, args![policy]).await,
+        Some(group_id) => {
+            let owner = args![policy, group_id.key(tx.key_form())];
+            Scan::filtered(tx, filter.from, OF_GROUP, owner).await
         }
     }
 }

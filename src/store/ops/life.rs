@@ -1,17 +1,22 @@
 //! Where an id is found, and what is known about the life of what it names.
 
 use async_trait::async_trait;
+use forebay_domain::{
+    ids::{GroupPk, IdKey, PolicyName, PolicyPk, Run},
+    lease::Batch,
+    looking::{
+        insight::{FindId, FindLife, IdMatches, LastMember, Life, LifeOf},
+        ledger::StoryFilter,
+    },
+    states::GroupState,
+};
 
 use super::{
     batch::{self, select_batch},
     ledger, policy,
 };
 use crate::{
-    buffer::{
-        ids::{GroupPk, IdKey, PolicyName, PolicyPk, Run},
-        port::{Batch, FindId, FindLife, IdMatches, LastMember, Life, LifeOf, StoreError, StoryFilter},
-        states::GroupState,
-    },
+    buffer::port::error::StoreError,
     store::{
         dialect::Op,
         sql::{Statement, Tx, args, key_list},
@@ -115,7 +120,7 @@ impl Op for FindLife {
             }
             LifeOf::Group(_) => None,
         };
-        let Some(group_pk) = self.group_of(tx).await? else { return Ok(None) };
+        let Some(group_pk) = group_of(self, tx).await? else { return Ok(None) };
         let group = ledger::group(tx, group_pk).await?;
         let mut row = tx.fetch_one(SELECT_RULES_OF_GROUP, args![group_pk]).await?;
         let rules = tx.rules(row.get("rules_pk")?).await?;
@@ -130,29 +135,27 @@ impl Op for FindLife {
     }
 }
 
-impl FindLife {
-    async fn group_of(&self, tx: &mut Tx<'_>) -> Result<Option<GroupPk>, StoreError> {
-        const OF_ROLLOUT: Statement = Statement::new(
-            "-- find_group_of_rollout
-            SELECT group_pk
-            FROM rollout
-            WHERE policy_pk = $1 AND run = $2 AND rollout_key = $3",
-        );
-        const OF_ID: Statement = Statement::new(
-            "-- find_group_of_id
-            SELECT group_pk
-            FROM rollout_group
-            WHERE policy_pk = $1 AND run = $2 AND group_key = $3",
-        );
-        let Some(policy) = policy::find(tx, &self.policy).await? else { return Ok(None) };
-        let form = tx.key_form();
-        let (statement, key) = match &self.of {
-            LifeOf::Rollout(rollout_id) => (OF_ROLLOUT, rollout_id.key(form)),
-            LifeOf::Group(group_id) => (OF_ID, group_id.key(form)),
-        };
-        let row = tx.fetch_optional(statement, args![policy.policy_pk, policy.run, key]).await?;
-        row.map(|mut row| row.get("group_pk")).transpose()
-    }
+async fn group_of(find: &FindLife, tx: &mut Tx<'_>) -> Result<Option<GroupPk>, StoreError> {
+    const OF_ROLLOUT: Statement = Statement::new(
+        "-- find_group_of_rollout
+        SELECT group_pk
+        FROM rollout
+        WHERE policy_pk = $1 AND run = $2 AND rollout_key = $3",
+    );
+    const OF_ID: Statement = Statement::new(
+        "-- find_group_of_id
+        SELECT group_pk
+        FROM rollout_group
+        WHERE policy_pk = $1 AND run = $2 AND group_key = $3",
+    );
+    let Some(policy) = policy::find(tx, &find.policy).await? else { return Ok(None) };
+    let form = tx.key_form();
+    let (statement, key) = match &find.of {
+        LifeOf::Rollout(rollout_id) => (OF_ROLLOUT, rollout_id.key(form)),
+        LifeOf::Group(group_id) => (OF_ID, group_id.key(form)),
+    };
+    let row = tx.fetch_optional(statement, args![policy.policy_pk, policy.run, key]).await?;
+    row.map(|mut row| row.get("group_pk")).transpose()
 }
 
 /// How many ready groups were ready before, up to a bound.

@@ -3,6 +3,17 @@
 use std::collections::BTreeMap;
 
 use async_trait::async_trait;
+use forebay_domain::{
+    clock::Timestamp,
+    ids::{BatchPk, Epoch, Run, Step, Version},
+    lineage::{Checkpoint, Checkpointed, Reset, ResetDone, Resume, Resumed},
+    looking::journal::Happening,
+    policies::Policy,
+    reasons,
+    refusal::Refusal,
+    states::{BatchMove, BatchState, GroupMove, GroupState},
+    tally::LeaseEvent,
+};
 use forebay_wire::Settle;
 
 use super::{
@@ -11,16 +22,7 @@ use super::{
     journal, policy, steps, sweep,
 };
 use crate::{
-    buffer::{
-        ids::{BatchPk, Epoch, Run, Step, Version},
-        journal::Happening,
-        port::{Checkpoint, Checkpointed, Policy, Reset, ResetDone, Resume, Resumed, StoreError},
-        reasons,
-        refusal::Refusal,
-        states::{BatchMove, BatchState, GroupMove, GroupState},
-        tally::LeaseEvent,
-    },
-    clock::Timestamp,
+    buffer::port::error::StoreError,
     store::{
         dialect::Op,
         sql::{Arg, Statement, Tx, among_keys, args, key_list, locking},

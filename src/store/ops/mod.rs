@@ -39,16 +39,16 @@ pub(super) mod steps;
 pub(super) mod sweep;
 pub(super) mod unused_rules;
 
-use serde::de::DeserializeOwned;
-
-use super::sql::Row;
-use crate::buffer::{
+use forebay_domain::{
     ids::Version,
-    ingest::GroupFill,
-    port::StoreError,
+    ingest::decide::GroupFill,
     staleness::{TrainedSpan, TrainedVersions},
     states::{self, BatchState, GroupState, RolloutState},
 };
+use serde::de::DeserializeOwned;
+
+use super::sql::Row;
+use crate::buffer::port::error::StoreError;
 
 /// The state of the kept and masked rollouts of a group.
 fn members_state(group: GroupState, batch: Option<BatchState>) -> Result<RolloutState, StoreError> {

@@ -3,9 +3,10 @@
 use std::collections::HashMap;
 
 use async_trait::async_trait;
+use forebay_domain::ids::RolloutPk;
 
 use crate::{
-    buffer::{ids::RolloutPk, port::StoreError},
+    buffer::port::error::StoreError,
     store::{
         dialect::Op,
         segment_files::Place,

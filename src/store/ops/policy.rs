@@ -3,23 +3,25 @@
 use std::collections::BTreeMap;
 
 use async_trait::async_trait;
+use forebay_domain::{
+    clock::Timestamp,
+    ids::{Epoch, PolicyName, PolicyPk, Run, Step, Version},
+    ingest::decide::GroupFill,
+    lineage::{Publish, VERSION_RISE_MAX},
+    looking::journal::Happening,
+    policies::{
+        EnvironmentGroups, ExistingPolicy, HeldBatch, OpenGroup, Policy, ReadEnvironments, RulesWritten,
+        WaitingConsumer, WaitingFor, WriteRules,
+    },
+    refusal::Refusal,
+    states::GroupState,
+    tally::{Tallies, Tally},
+};
 use forebay_wire::Violation;
 
 use super::{claim::turns, journal};
 use crate::{
-    buffer::{
-        ids::{Epoch, PolicyName, PolicyPk, Run, Step, Version},
-        ingest::GroupFill,
-        journal::Happening,
-        port::{
-            EnvironmentGroups, ExistingPolicy, HeldBatch, OpenGroup, Policy, Publish, ReadEnvironments, RulesWritten,
-            StoreError, VERSION_RISE_MAX, WaitingConsumer, WaitingFor, WriteRules,
-        },
-        refusal::Refusal,
-        states::GroupState,
-        tally::{Tallies, Tally},
-    },
-    clock::Timestamp,
+    buffer::port::error::StoreError,
     store::{
         dialect::Op,
         sql::{Row, Statement, Tx, args, locking},
@@ -436,7 +438,7 @@ impl Op for ReadEnvironments {
             ) AS open_groups
             GROUP BY COALESCE(environment, '')",
         );
-        let mut found = EnvironmentGroups { ready: self.count_ready(tx).await?, ..EnvironmentGroups::default() };
+        let mut found = EnvironmentGroups { ready: count_ready_of(self, tx).await?, ..EnvironmentGroups::default() };
         for mut row in tx.fetch_all(COUNT_OPEN_OF, args![self.policy, self.run, OPEN_SAMPLE_MAX]).await? {
             found.open.insert(row.get("label")?, row.get("open")?);
         }
@@ -445,38 +447,39 @@ impl Op for ReadEnvironments {
     }
 }
 
-impl ReadEnvironments {
-    /// The ready groups of each environment.
-    pub(super) async fn count_ready(&self, tx: &mut Tx<'_>) -> Result<BTreeMap<String, i64>, StoreError> {
-        const COUNT_READY_OF: Statement = Statement {
-            sqlite: "-- count_ready_of
-                SELECT value AS label, (
-                    SELECT COUNT(*)
-                    FROM (
-                        SELECT 1
-                        FROM rollout_group
-                        WHERE policy_pk = $1 AND run = $2 AND state = 'ready' AND COALESCE(environment, '') = e.value
-                        LIMIT $4
-                    )
-                ) AS ready
-                FROM json_each($3) AS e",
-            postgres: "-- count_ready_of
-                SELECT e.value AS label, (
-                    SELECT COUNT(*)
-                    FROM (
-                        SELECT 1
-                        FROM rollout_group
-                        WHERE policy_pk = $1 AND run = $2 AND state = 'ready' AND COALESCE(environment, '') = e.value
-                        LIMIT $4
-                    ) AS counted
-                ) AS ready
-                FROM json_array_elements_text($3::json) AS e (value)",
-        };
-        let labels = serde_json::to_string(&self.labels).expect("texts always serialize");
-        let mut ready = BTreeMap::new();
-        for mut row in tx.fetch_all(COUNT_READY_OF, args![self.policy, self.run, labels, self.ready_max]).await? {
-            ready.insert(row.get("label")?, row.get("ready")?);
-        }
-        Ok(ready)
+/// The ready groups of each environment.
+pub(super) async fn count_ready_of(
+    read: &ReadEnvironments,
+    tx: &mut Tx<'_>,
+) -> Result<BTreeMap<String, i64>, StoreError> {
+    const COUNT_READY_OF: Statement = Statement {
+        sqlite: "-- count_ready_of
+            SELECT value AS label, (
+                SELECT COUNT(*)
+                FROM (
+                    SELECT 1
+                    FROM rollout_group
+                    WHERE policy_pk = $1 AND run = $2 AND state = 'ready' AND COALESCE(environment, '') = e.value
+                    LIMIT $4
+                )
+            ) AS ready
+            FROM json_each($3) AS e",
+        postgres: "-- count_ready_of
+            SELECT e.value AS label, (
+                SELECT COUNT(*)
+                FROM (
+                    SELECT 1
+                    FROM rollout_group
+                    WHERE policy_pk = $1 AND run = $2 AND state = 'ready' AND COALESCE(environment, '') = e.value
+                    LIMIT $4
+                ) AS counted
+            ) AS ready
+            FROM json_array_elements_text($3::json) AS e (value)",
+    };
+    let labels = serde_json::to_string(&read.labels).expect("texts always serialize");
+    let mut ready = BTreeMap::new();
+    for mut row in tx.fetch_all(COUNT_READY_OF, args![read.policy, read.run, labels, read.ready_max]).await? {
+        ready.insert(row.get("label")?, row.get("ready")?);
     }
+    Ok(ready)
 }

@@ -1,6 +1,14 @@
 //! Stage 5 in the store, for consumers whose next read acks the previous one. Their leases are found by their names.
 
 use async_trait::async_trait;
+use forebay_domain::{
+    ids::{BatchPk, ConsumerName, Step},
+    lease::Batch,
+    policies::Policy,
+    reads::{AckReads, GiveBackReads, MarkRead, ReleaseRead},
+    refusal::Refusal,
+    states::BatchMove,
+};
 use forebay_wire::Settle;
 
 use super::{
@@ -8,12 +16,7 @@ use super::{
     lease, lineage, policy, sweep,
 };
 use crate::{
-    buffer::{
-        ids::{BatchPk, ConsumerName, Step},
-        port::{AckReads, Batch, GiveBackReads, MarkRead, Policy, ReleaseRead, StoreError},
-        refusal::Refusal,
-        states::BatchMove,
-    },
+    buffer::port::error::StoreError,
     store::{
         dialect::Op,
         sql::{Statement, Tx, args},

@@ -7,15 +7,15 @@ use std::collections::HashMap;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use forebay_domain::{
+    clock::Timestamp,
+    formats::payload::{Codec, Payload},
+    ids::RolloutPk,
+};
 
 use super::sweep::count_released;
 use crate::{
-    buffer::{
-        ids::RolloutPk,
-        payload::{Codec, Payload},
-        port::StoreError,
-    },
-    clock::Timestamp,
+    buffer::port::error::StoreError,
     store::{
         PayloadKind,
         dialect::Op,

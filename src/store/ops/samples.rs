@@ -3,6 +3,14 @@
 use std::collections::HashMap;
 
 use async_trait::async_trait;
+use forebay_domain::{
+    clock::Timestamp,
+    formats::payload::{Codec, Payload},
+    ids::{BatchId, PolicyName, RolloutPk},
+    lease::{Batch, BatchFilter},
+    pages::Page,
+    samples::{BatchMember, SealedRow, StoredPayload},
+};
 
 use super::{
     batch::{self, select_batch},
@@ -10,12 +18,7 @@ use super::{
     read_json, trained_spans,
 };
 use crate::{
-    buffer::{
-        ids::{BatchId, PolicyName, RolloutPk},
-        payload::{Codec, Payload},
-        port::{Batch, BatchFilter, BatchMember, Page, SealedRow, StoreError, StoredPayload},
-    },
-    clock::Timestamp,
+    buffer::port::error::StoreError,
     store::{
         dialect::Op,
         segment_files::Place,

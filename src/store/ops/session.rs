@@ -10,27 +10,29 @@ use std::{
 };
 
 use async_trait::async_trait;
-
-pub(in crate::store) use self::{
-    calls::{FindCalls, FindTexts, FindUnmarked, MarkCalls, MarkFull, NoteSession},
-    sweep::{DueSessions, RetireSessions},
+use forebay_domain::{
+    clock::Timestamp,
+    formats::canonical::ContentDigest,
+    ids::{PolicyName, PolicyPk, SessionId, SessionPk},
+    pages::Page,
+    refusal::Refusal,
+    session::{EndSession, Session, SessionFilter, SessionKeyHash, SessionOutcome, SessionPolicy, notes::SessionNotes},
+    states::SessionState,
+    tally::Tally,
 };
+
 use super::bounded_scan::{InOrder, Scan, examine, in_order};
 use crate::{
-    buffer::{
-        canonical::ContentDigest,
-        ids::{PolicyName, PolicyPk, SessionId, SessionPk},
-        port::{EndSession, Page, Session, SessionFilter, SessionOutcome, SessionPolicy, StoreError},
-        refusal::Refusal,
-        session::{SessionKeyHash, SessionNotes},
-        states::SessionState,
-        tally::Tally,
-    },
-    clock::Timestamp,
+    buffer::port::error::StoreError,
     store::{
         dialect::Op,
         sql::{Row, Statement, Tx, among_keys, args, key_list, locking},
     },
+};
+
+pub(in crate::store) use self::{
+    calls::{FindCalls, FindTexts, FindUnmarked, MarkCalls, MarkFull, NoteSession},
+    sweep::{DueSessions, RetireSessions},
 };
 
 /// A session whose row is locked, as far as its end depends on it.

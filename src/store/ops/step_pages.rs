@@ -3,11 +3,13 @@
 //! Separate from [`steps`](super::steps), which acks write.
 
 use async_trait::async_trait;
+use forebay_domain::{
+    looking::steps::{ReadStepBuckets, ReadSteps, Spread, StepBucket, StepBuckets, StepCursor, StepPage, StepRow},
+    pages::Order,
+};
 
 use crate::{
-    buffer::port::{
-        Order, ReadStepBuckets, ReadSteps, Spread, StepBucket, StepBuckets, StepCursor, StepPage, StepRow, StoreError,
-    },
+    buffer::port::error::StoreError,
     store::{
         dialect::Op,
         sql::{Row, Statement, Tx, args},

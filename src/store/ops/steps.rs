@@ -3,15 +3,17 @@
 //! Separate from the batches, whose rows are deleted with their rollouts. A step has one row for each epoch in which it
 //! was acked.
 
+use forebay_domain::{
+    clock::Timestamp,
+    ids::{PolicyPk, Step, Version},
+    lease::Batch,
+    looking::steps::STEPS_MAX,
+    policies::Policy,
+};
 use forebay_wire::Settle;
 
 use crate::{
-    buffer::{
-        ids::{PolicyPk, Step, Version},
-        port::{Batch, Policy, StoreError},
-        step_log::STEPS_MAX,
-    },
-    clock::Timestamp,
+    buffer::port::error::StoreError,
     store::sql::{Statement, Tx, args},
 };
 

@@ -3,21 +3,23 @@
 use std::collections::BTreeMap;
 
 use async_trait::async_trait;
+use forebay_domain::{
+    clock::Timestamp,
+    ids::{BatchPk, GroupId, PolicyPk},
+    lease::ExpiredLeases,
+    looking::journal::Happening,
+    policies::Policy,
+    reasons,
+    states::{BatchState, GroupMove, GroupState, RolloutState},
+    tally::{LeaseEvent, Tally},
+};
 
 use super::{
     batch::{self, select_batches},
     group, journal, members_state, policy,
 };
 use crate::{
-    buffer::{
-        ids::{BatchPk, GroupId, PolicyPk},
-        journal::Happening,
-        port::{ExpiredLeases, Policy, StoreError},
-        reasons,
-        states::{BatchState, GroupMove, GroupState, RolloutState},
-        tally::{LeaseEvent, Tally},
-    },
-    clock::Timestamp,
+    buffer::port::error::StoreError,
     store::{
         dialect::Op,
         segment_files::Place,

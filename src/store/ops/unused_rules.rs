@@ -1,12 +1,10 @@
 //! Rules that no policy and no group uses any more.
 
 use async_trait::async_trait;
+use forebay_domain::{ids::GroupPk, sweep::RulesOfGroups};
 
 use crate::{
-    buffer::{
-        ids::GroupPk,
-        port::{RulesOfGroups, StoreError},
-    },
+    buffer::port::error::StoreError,
     store::{
         dialect::Op,
         sql::{Statement, Tx, among_keys, args, key_list},

@@ -11,12 +11,12 @@ use std::{
 };
 
 use bytes::Bytes;
+use forebay_domain::{formats::payload::Payload, ids::RolloutPk};
 use rustix::fs::{FallocateFlags, fallocate};
 
 use super::{
     FIRST_FRAME_AT, Mark, Place, SYNC, SegmentFileError, SegmentFolder, WRITE, frame, identity, pending::Pending,
 };
-use crate::buffer::{ids::RolloutPk, payload::Payload};
 
 /// Disk space is taken from the file system in pieces of this size and more, because a sync is twice as fast if the file
 /// does not grow.

@@ -9,9 +9,9 @@
 //! Rows of the database say where the payloads are. The heads are for the doctor, and for moving frames: they say what
 //! is in a file without the database.
 
-use crate::buffer::{
+use forebay_domain::{
+    formats::payload::{Codec, Payload},
     ids::RolloutPk,
-    payload::{Codec, Payload},
 };
 
 /// Bytes of the head of a file or a frame.

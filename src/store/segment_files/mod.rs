@@ -24,6 +24,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use forebay_domain::health::Health;
+
+use super::{
+    dialect::{MODE, folder_of, sync_folder},
+    sql::Row,
+};
+use crate::buffer::port::error::{DatabaseFailure, StoreError};
+
 pub(super) use self::{
     appender::{Appended, Appender},
     copying::{NamedFiles, keep, rename_files},
@@ -32,11 +40,6 @@ pub(super) use self::{
     pending::Mark,
     reader::{Found, Reader, Scan, ScannedFrame},
 };
-use super::{
-    dialect::{MODE, folder_of, sync_folder},
-    sql::Row,
-};
-use crate::buffer::port::{DatabaseFailure, Health, StoreError};
 
 /// The ending of the names of segment files.
 const ENDING: &str = ".segment";

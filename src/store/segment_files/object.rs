@@ -12,6 +12,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use forebay_domain::{formats::payload::Payload, ids::RolloutPk};
 use futures::{StreamExt as _, TryStreamExt as _, stream};
 use object_store::{
     ClientConfigKey, ClientOptions, ObjectStore, ObjectStoreExt as _, ObjectStoreScheme, PutPayload, RetryConfig,
@@ -24,11 +25,7 @@ use super::{
     Appended, FIRST_FRAME_AT, Found, Place, ScannedFrame, frame, new_mark, object_cache::ObjectCache, pending::Pending,
 };
 use crate::{
-    buffer::{
-        ids::RolloutPk,
-        payload::Payload,
-        port::{DatabaseFailure, StoreError},
-    },
+    buffer::port::error::{DatabaseFailure, StoreError},
     metrics::StoreMetrics,
 };
 

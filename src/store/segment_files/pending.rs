@@ -1,9 +1,9 @@
 //! The frames of an open transaction, which are written together before it commits.
 
 use bytes::Bytes;
+use forebay_domain::{formats::payload::Payload, ids::RolloutPk};
 
 use super::{Place, frame};
-use crate::buffer::{ids::RolloutPk, payload::Payload};
 
 /// Frames that are not written yet.
 #[derive(Debug, Default)]

@@ -3,18 +3,16 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-
-use crate::{
-    buffer::{
-        ids::{
-            AdmissionId, BatchId, BatchPk, CallPk, Epoch, ExecutionId, GroupPk, IdKey, KeyPk, PolicyPk, RolloutPk, Run,
-            SessionId, SessionPk, Step, Version,
-        },
-        port::StoreError,
-        states::{BatchState, GroupState, SessionState, Verdict},
-    },
+use forebay_domain::{
     clock::Timestamp,
+    ids::{
+        AdmissionId, BatchId, BatchPk, CallPk, Epoch, ExecutionId, GroupPk, IdKey, KeyPk, PolicyPk, RolloutPk, Run,
+        SessionId, SessionPk, Step, Version,
+    },
+    states::{BatchState, GroupState, SessionState, Verdict},
 };
+
+use crate::buffer::port::error::StoreError;
 
 /// A value to bind.
 #[derive(Clone, Debug)]

@@ -3,10 +3,11 @@
 mod columns;
 mod command;
 
-use forebay::buffer::{
-    export::ExportFilter,
+use forebay::buffer::export::ExportFilter;
+use forebay_domain::{
     ids::PolicyName,
-    port::{ExportCursor, ExportPage, Policy},
+    looking::export::{ExportCursor, ExportPage},
+    policies::Policy,
 };
 use serde_json::{Value, json};
 

@@ -10,25 +10,23 @@ use std::{
 };
 
 use forebay::{
-    buffer::{
-        Buffer,
-        batch::BatchSize,
-        call::{CallColumns, pack_text},
-        ids::{Epoch, ExecutionId, GroupPk, PolicyName, Version},
-        lease::Holder,
-        port::{
-            Batch, CallHead, Delivery, FacadeState, FindAnswer, Publish, ReadHistory, RecordCall, SessionBounds,
-            SessionFilter, Store,
-        },
-        reading::Reader,
-        rules::Rules,
-        session::SessionNotes,
-        states::SessionState,
-    },
-    clock::{AnchoredClock, Clock as _, Timestamp},
+    buffer::{Buffer, lease::Holder, port::Store, reading::Reader},
     config::Config,
     metrics::Metrics,
     store,
+};
+use forebay_domain::{
+    batch::BatchSize,
+    clock::{AnchoredClock, Clock as _, Timestamp},
+    facades::FacadeState,
+    formats::call::{CallColumns, pack_text},
+    ids::{Epoch, ExecutionId, GroupPk, PolicyName, Version},
+    lease::Batch,
+    lineage::Publish,
+    looking::history::ReadHistory,
+    rules::Rules,
+    session::{CallHead, Delivery, FindAnswer, RecordCall, SessionBounds, SessionFilter, notes::SessionNotes},
+    states::SessionState,
 };
 use forebay_wire::PolicyRules;
 use serde_json::json;

@@ -9,9 +9,9 @@ use arrow_array::{
     types::{Float32Type, Int32Type, UInt8Type},
 };
 use arrow_ipc::reader::StreamReader;
-use forebay::buffer::{
+use forebay_domain::{
+    formats::payload::Codec,
     ingest::NewRollout,
-    payload::Codec,
     surrogates::LoneSurrogates,
     trajectory::{Trajectory, TrajectoryLimits},
 };

@@ -8,7 +8,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use forebay::clock::{Clock, Timestamp};
+use forebay_domain::clock::{Clock, Timestamp};
 
 /// How far the database's real clock may run ahead while a history stands still. Steps of the history are hours long.
 const REAL_TIME_US: i64 = 600_000_000;

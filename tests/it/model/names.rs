@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use forebay::buffer::{
+use forebay_domain::{
     ids::{ExecutionId, GroupId},
     rules,
 };

@@ -12,17 +12,24 @@ use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 use forebay::{
     buffer::{
         Buffer, doctor,
-        ids::{BatchId, ConsumerName, Epoch, LeaseToken, PolicyName, RequestId, SessionId, Step, Version},
-        ingest::GroupFill,
+        error::BufferError,
         lease::{LeaseRequest, Leased},
-        port::{Batch, BatchFilter, Group, GroupFilter, Ingested, Publish, Story, StoryFilter},
-        refusal::{BufferError, Refusal},
-        session::{CallPermit, SessionKey},
+        session::CallPermit,
     },
-    clock::{Clock as _, Timestamp},
     config::Config,
     metrics::Metrics,
     store,
+};
+use forebay_domain::{
+    clock::{Clock as _, Timestamp},
+    groups::Group,
+    ids::{BatchId, ConsumerName, Epoch, LeaseToken, PolicyName, RequestId, SessionId, Step, Version},
+    ingest::{Ingested, decide::GroupFill},
+    lease::{Batch, BatchFilter},
+    lineage::Publish,
+    looking::ledger::{GroupFilter, Story, StoryFilter},
+    refusal::Refusal,
+    session::SessionKey,
 };
 use forebay_wire::Sample;
 use sqlx::Connection as _;

@@ -2,15 +2,14 @@
 
 use std::path::Path;
 
-use serde_json::json;
-use sqlx::{AssertSqlSafe, Connection as _, PgConnection, postgres::PgConnectOptions};
-use tempfile::TempDir;
-
 use forebay::{
-    clock::{AnchoredClock, Clock as _, Timestamp},
     metrics::Metrics,
     store::{self, Database, PayloadKind, PayloadOptions},
 };
+use forebay_domain::clock::{AnchoredClock, Clock as _, Timestamp};
+use serde_json::json;
+use sqlx::{AssertSqlSafe, Connection as _, PgConnection, postgres::PgConnectOptions};
+use tempfile::TempDir;
 
 use super::{
     delivered, number, post, rules,

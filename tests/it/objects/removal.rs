@@ -2,15 +2,14 @@
 
 use std::{path::PathBuf, sync::Arc};
 
-use serde_json::json;
-use sqlx::{Connection as _, PgConnection};
-use tempfile::TempDir;
-
 use forebay::{
-    clock::Timestamp,
     metrics::Metrics,
     store::{self, Database, PayloadKind, PayloadOptions},
 };
+use forebay_domain::clock::Timestamp;
+use serde_json::json;
+use sqlx::{Connection as _, PgConnection};
+use tempfile::TempDir;
 
 use super::{
     delivered, number, post, rules,

@@ -2,10 +2,10 @@
 
 use std::collections::BTreeMap;
 
-use forebay::buffer::{
+use forebay_domain::{
     admission::{
-        Backlog, NextBatch,
-        room::{Asked, AskedGroup, BegunGroup, PATIENCE_PART, Share, Standing},
+        Backlog,
+        room::{Asked, AskedGroup, BegunGroup, NextBatch, PATIENCE_PART, Share, Standing},
     },
     rules::Rules,
 };

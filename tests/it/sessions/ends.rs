@@ -1,6 +1,7 @@
 //! Sessions that are finished, aborted or expire.
 
-use forebay::buffer::{refusal::Refusal, session::NewCall, states::SessionState};
+use forebay::buffer::session::NewCall;
+use forebay_domain::{refusal::Refusal, states::SessionState};
 use futures::FutureExt as _;
 use serde_json::{Value, json};
 
@@ -19,7 +20,7 @@ on_both_stores! {
         assert_eq!(policy("judge"), Ok(None), "its calls are forwarded and not recorded");
         assert_eq!(policy("other"), Err(Refusal::UnknownModel("other".to_owned())));
         drop(allowed);
-        let solver = forebay::buffer::ids::PolicyName::parse("solver").expect("a name");
+        let solver = forebay_domain::ids::PolicyName::parse("solver").expect("a name");
         record(app, &opened, NewCall { policy: solver, ..call(&[S, U, A], &[11, E]) }).await;
         app.post(&path(&opened, "/finish"), json!({"rewards": {"judge": 1.0}})).await.refused(422, "invalid");
         let body = json!({"reward": 0.5, "rewards": {"solver": 1.0}});

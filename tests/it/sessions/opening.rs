@@ -2,10 +2,8 @@
 
 use std::time::Duration;
 
-use forebay::{
-    access::Role,
-    buffer::{refusal::Refusal, states::SessionState},
-};
+use forebay::access::Role;
+use forebay_domain::{refusal::Refusal, states::SessionState};
 use forebay_wire::{self as wire, AbortRequest, FinishRequest, SessionFinish, SessionRequest};
 use serde_json::json;
 

@@ -26,7 +26,6 @@ use forebay::{
     agents::{AgentUrls, Agents, Upstreams},
     api::Access,
     buffer::{Buffer, doctor},
-    clock::{Clock, Timestamp},
     config::Config,
     metrics::Metrics,
     server::{AgentServer, FacadeServer, Server},
@@ -34,14 +33,16 @@ use forebay::{
     tls::Tls,
 };
 use forebay_client::{Client, wire::KeyRequest};
+use forebay_domain::clock::{Clock, Timestamp};
 use forebay_gateway::engine::{EngineKind, FakeEngine};
-pub(crate) use pooler::Pooler;
-pub(crate) use postgres::{Cluster, drop_database, empty, fresh_database, without_autovacuum};
-pub(crate) use proxy::Proxy;
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 use sqlx::Connection as _;
 use tokio::{net::TcpListener, sync::oneshot, task::JoinHandle};
+
+pub(crate) use pooler::Pooler;
+pub(crate) use postgres::{Cluster, drop_database, empty, fresh_database, without_autovacuum};
+pub(crate) use proxy::Proxy;
 
 /// Which database a test runs on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use forebay::buffer::{
-    dry_run::{Bounds, Report, TryFilters},
+use forebay_domain::{
     ids::PolicyName,
+    looking::dry_run::{Bounds, TryFilters, report::Report},
 };
 use futures::future::join_all;
 use serde_json::{Value, json};

@@ -184,7 +184,7 @@ async fn goes_on_when_the_service(becomes: Becomes) {
     service.stop().await;
     let service = match becomes {
         Becomes::Copy => {
-            let now = forebay::clock::Clock::now(&forebay::clock::AnchoredClock::new());
+            let now = forebay_domain::clock::Clock::now(&forebay_domain::clock::AnchoredClock::new());
             let metrics = forebay::metrics::Metrics::new();
             forebay::store::restore(&url, &copy, now, metrics.store()).await.expect("the copy can be restored");
             TestService::start_on(&url, POLICIES).await

@@ -23,7 +23,6 @@ use forebay::{
     agents::{AgentUrls, Agents, Upstreams},
     api::Access,
     buffer::Buffer,
-    clock::AnchoredClock,
     config::{AgentsConfig, Config},
     metrics::Metrics,
     server::{AgentServer, FacadeServer, Server},
@@ -33,11 +32,16 @@ use forebay_client::{
     Client,
     wire::{Segment, Status, Trajectory},
 };
+use forebay_domain::clock::AnchoredClock;
 use forebay_trainer::{
     config::TrainConfig,
     train::{TrainError, train},
 };
-use tokio::{net::TcpListener, process::Child, process::Command, sync::Notify, sync::oneshot};
+use tokio::{
+    net::TcpListener,
+    process::{Child, Command},
+    sync::{Notify, oneshot},
+};
 
 /// A small checkpoint with random weights.
 pub(crate) fn tiny_model() -> PathBuf {

@@ -5,12 +5,16 @@
 
 use std::{collections::HashMap, sync::Arc};
 
+use forebay_domain::{
+    formats::call::unpack_text,
+    ids::{PolicyName, SessionPk},
+    session::CallTexts,
+};
+
 use super::{calls::SessionCalls, texts};
 use crate::buffer::{
     Buffer,
-    call::unpack_text,
-    ids::{PolicyName, SessionPk},
-    port::{CallTexts, Conversation, StoreError},
+    port::{Conversation, error::StoreError},
 };
 
 /// The cause of a break if the messages are not known: an earlier version of the service recorded one of the calls, or

@@ -6,6 +6,15 @@ use std::{
     sync::{Arc, LazyLock},
 };
 
+use forebay_domain::{
+    assemble::{After, Assembly, Call, CallSet, NoBeginning, breaks::Break, retries::DropReason},
+    ids::{PolicyName, SessionId, SessionPk},
+    ingest::Marks,
+    refusal::Refusal,
+    rules::Rules,
+    session::StoredCall,
+    warnings::delivered_dropped,
+};
 use forebay_wire::{Retries, Segment, SessionAssembly};
 use tokio::sync::Semaphore;
 
@@ -13,17 +22,7 @@ use super::{
     breaks::{self, CallBreak},
     delivery,
 };
-use crate::buffer::{
-    Buffer,
-    assemble::{After, Assembly, Break, Call, CallSet, DropReason, NoBeginning},
-    ids::{PolicyName, SessionId, SessionPk},
-    ingest::Marks,
-    policies,
-    port::{StoreError, StoredCall},
-    refusal::{BufferError, Refusal},
-    rules::Rules,
-    warnings::delivered_dropped,
-};
+use crate::buffer::{Buffer, error::BufferError, policies, port::error::StoreError};
 
 /// Calls that are read at once.
 const CALLS_PAGE: u32 = 64;

@@ -9,12 +9,13 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use super::calls::SessionCalls;
-use crate::buffer::{
-    Buffer,
+use forebay_domain::{
     ids::{CallPk, SessionId},
-    port::{Delivery, StoreError, StoredCall},
+    session::{Delivery, StoredCall},
 };
+
+use super::calls::SessionCalls;
+use crate::buffer::{Buffer, port::error::StoreError};
 
 /// What became of the answers of this process, as far as it is not stored.
 #[derive(Debug, Default)]

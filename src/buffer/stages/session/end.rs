@@ -5,6 +5,14 @@
 
 use std::time::Duration;
 
+use forebay_domain::{
+    clock::Timestamp,
+    ids::{ExecutionId, SessionId},
+    ingest::Bundle,
+    refusal::Refusal,
+    session::{Session, SessionOutcome, without_indexes},
+    states::SessionState,
+};
 use forebay_wire::Violation;
 use tokio::time::Instant;
 
@@ -12,19 +20,9 @@ use super::{
     delivery::flush_delivered,
     ending::{Abort, Ending, Finish, How},
     rollouts::{self, OfPolicy},
-    teacher, without_indexes,
+    teacher,
 };
-use crate::{
-    buffer::{
-        Buffer,
-        ids::{ExecutionId, SessionId},
-        ingest,
-        port::{Bundle, Session, SessionOutcome, StoreError},
-        refusal::{BufferError, Refusal},
-        states::SessionState,
-    },
-    clock::Timestamp,
-};
+use crate::buffer::{Buffer, error::BufferError, ingest, port::error::StoreError};
 
 /// How long a finish waits for other replicas to mark the answers that they have just sent. They do so several times a
 /// second.

@@ -2,22 +2,22 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
+use forebay_domain::{
+    clock::Timestamp,
+    formats::{
+        canonical::{ContentDigest, Hasher, check_json},
+        codes,
+    },
+    ids::{PolicyName, SessionId, check_name},
+    reasons,
+    refusal::Refusal,
+    session::{Session, WAIT_MS_MAX},
+    states::SessionState,
+};
 use forebay_wire::{self as wire, Violation};
 
-use super::{WAIT_MS_MAX, end::Ended};
-use crate::{
-    buffer::{
-        Buffer,
-        canonical::{ContentDigest, Hasher, check_json},
-        formats::codes,
-        ids::{PolicyName, SessionId, check_name},
-        port::Session,
-        reasons,
-        refusal::Refusal,
-        states::SessionState,
-    },
-    clock::Timestamp,
-};
+use super::end::Ended;
+use crate::buffer::Buffer;
 
 /// How long a finish waits for calls in flight, if it does not say.
 const WAIT_MS: u64 = 5_000;

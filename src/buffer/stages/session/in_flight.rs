@@ -9,9 +9,8 @@ use std::{
     time::Duration,
 };
 
+use forebay_domain::ids::SessionId;
 use tokio::sync::watch;
-
-use crate::buffer::ids::SessionId;
 
 /// The calls in flight, by session.
 #[derive(Debug, Default)]

@@ -2,21 +2,19 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use forebay_domain::{
+    clock::Timestamp,
+    formats::canonical::{ContentDigest, Hasher},
+    ids::{AdmissionId, PolicyName, RolloutId, SessionId, check_name},
+    ingest::NewRollout,
+    refusal::Refusal,
+    session::{ANY_MODEL, MODELS_MAX, NewSession, SessionKey, SessionKeyHash, SessionLimits, SessionSpec, TTL_S_MAX},
+    trajectory::{Trajectory, VIOLATIONS_MAX},
+};
 use forebay_wire::{self as wire, Status, Violation};
 
-use super::{ANY_MODEL, MODELS_MAX, SessionKey, SessionKeyHash, SessionLimits, SessionSpec, TTL_S_MAX, teacher};
-use crate::{
-    buffer::{
-        Buffer,
-        canonical::{ContentDigest, Hasher},
-        ids::{AdmissionId, PolicyName, RolloutId, SessionId, check_name},
-        ingest::NewRollout,
-        port::NewSession,
-        refusal::{BufferError, Refusal},
-        trajectory::{Trajectory, VIOLATIONS_MAX},
-    },
-    clock::Timestamp,
-};
+use super::teacher;
+use crate::buffer::{Buffer, error::BufferError};
 
 /// A request for a session that is valid in itself.
 #[derive(Clone)]

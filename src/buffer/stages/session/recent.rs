@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use crate::buffer::ids::SessionId;
+use forebay_domain::ids::SessionId;
 
 /// Sessions of which something is kept.
 const SESSIONS_MAX: usize = 4_096;

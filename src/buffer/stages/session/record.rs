@@ -6,31 +6,29 @@ use std::{
     time::Duration,
 };
 
+use forebay_domain::{
+    clock::Timestamp,
+    formats::call::{CallColumns, pack_text, unpack_text},
+    ids::{CallPk, PolicyName, SessionId, SessionPk, check_name},
+    refusal::Refusal,
+    session::{
+        ANY_MODEL, CallHead, FindAnswer, KeepSession, RecordCall, RecordedCall, Session, SessionBounds, SessionKeyHash,
+        SessionPolicy,
+        notes::SessionNotes,
+        paths::{CallPaths, Shared},
+    },
+    states::SessionState,
+    warnings::{LOGPROB_MAX, Warning},
+};
 use forebay_wire::{Sampling, VersionSpan, Violation};
 
 use super::{
-    ANY_MODEL, SessionKeyHash, SessionNotes,
     calls::{SessionCalls, one_of_few},
     delivery::{Delivered, flush_delivered},
     in_flight::Guard,
-    paths::{CallPaths, Shared},
     recent::{KnownCalls, RecentSessions},
 };
-use crate::{
-    buffer::{
-        Buffer,
-        call::{CallColumns, pack_text, unpack_text},
-        ids::{CallPk, PolicyName, SessionId, SessionPk, check_name},
-        port::{
-            CallHead, FindAnswer, KeepSession, RecordCall, RecordedCall, Session, SessionBounds, SessionPolicy,
-            StoreError,
-        },
-        refusal::{BufferError, Refusal},
-        states::SessionState,
-        warnings::{LOGPROB_MAX, Warning},
-    },
-    clock::Timestamp,
-};
+use crate::buffer::{Buffer, error::BufferError, port::error::StoreError};
 
 /// Stands in lists for all names of a session in which other names are not recorded.
 const ANY_NAME: &str = "default";
@@ -480,6 +478,6 @@ impl SessionPaths {
     }
 
     fn len(&self) -> usize {
-        self.policies.values().map(CallPaths::len).sum()
+        self.policies.values().map(CallPaths::ids).sum()
     }
 }

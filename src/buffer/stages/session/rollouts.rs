@@ -2,6 +2,13 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use forebay_domain::{
+    ids::{ExecutionId, PolicyName, SessionId},
+    ingest::{Marks, NewRollout},
+    refusal::Refusal,
+    session::{EndSession, Session, SessionPolicy, notes::SessionNotes, without_indexes},
+    warnings::Warning,
+};
 use forebay_wire::{self as wire, Requirement, SessionAssembly, Status, replace_lone_surrogates};
 use serde_json::value::RawValue;
 
@@ -9,17 +16,8 @@ use super::{
     breaks::{self, CallBreak},
     calls::{self, Assembled, SessionCalls, circular, one_of_few},
     ending::{Ending, Finish, How},
-    notes::SessionNotes,
-    without_indexes,
 };
-use crate::buffer::{
-    Buffer,
-    ids::{ExecutionId, PolicyName, SessionId},
-    ingest::{self, Marks},
-    port::{EndSession, Session, SessionPolicy, StoreError},
-    refusal::{BufferError, Refusal},
-    warnings::Warning,
-};
+use crate::buffer::{Buffer, error::BufferError, ingest, port::error::StoreError};
 
 /// The rollouts of a session, and its end.
 pub(super) struct Assembling {
@@ -152,7 +150,7 @@ pub(super) async fn pack(
     buffer: &Buffer,
     assembled: Assembling,
     execution: &ExecutionId,
-) -> Result<(Vec<ingest::NewRollout>, EndSession), BufferError> {
+) -> Result<(Vec<NewRollout>, EndSession), BufferError> {
     let (marks, trajectories): (Vec<_>, Vec<_>) =
         assembled.rollouts.into_iter().map(|rollout| (rollout.marks, rollout.trajectory)).unzip();
     let prepare = {

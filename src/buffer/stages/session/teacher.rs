@@ -3,12 +3,13 @@
 
 use std::{sync::Arc, time::Instant};
 
+use forebay_domain::{ids::PolicyName, refusal::Refusal};
+
 use super::{OpenSession, rollouts::AssembledRollout};
 use crate::buffer::{
     Buffer,
-    ids::PolicyName,
+    error::BufferError,
     port::{TeacherFault, Unscored},
-    refusal::{BufferError, Refusal},
 };
 
 /// Refuses a session of a policy whose teacher could not score its segments at the end.

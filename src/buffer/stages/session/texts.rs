@@ -1,15 +1,16 @@
 //! The requests and answers of recorded calls, for whoever compares a new request with them.
 
+use forebay_domain::{
+    formats::call::unpack_text,
+    ids::{PolicyName, SessionPk},
+    session::CallTexts,
+};
+
 use super::{
     calls::{SessionCalls, one_of_few},
     record::CallPermit,
 };
-use crate::buffer::{
-    Buffer,
-    call::unpack_text,
-    ids::{PolicyName, SessionPk},
-    port::{CallTexts, StoreError},
-};
+use crate::buffer::{Buffer, port::error::StoreError};
 
 /// Calls whose texts are read at once.
 const TEXTS_PAGE: u32 = 64;

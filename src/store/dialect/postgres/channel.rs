@@ -6,6 +6,10 @@
 use std::{io, time::Duration};
 
 use async_trait::async_trait;
+use forebay_domain::{
+    ids::PolicyName,
+    peers::{Awaited, Notification, WakeUp},
+};
 use sqlx::{
     PgPool,
     postgres::{PgListener, PgNotification, PgPoolOptions},
@@ -13,11 +17,7 @@ use sqlx::{
 use uuid::Uuid;
 
 use super::{ACQUIRE_TIMEOUT, BEGIN_WRITE, session};
-use crate::buffer::{
-    ids::PolicyName,
-    port::{Peers, StoreError},
-    replicas::{Awaited, Notification, WakeUp},
-};
+use crate::buffer::port::{Peers, error::StoreError};
 
 /// The name of the channel. Channels of different databases are separate.
 const CHANNEL: &str = "forebay";
@@ -184,7 +184,7 @@ impl Peers for Channel {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::buffer::ids::ReplicaId;
+    use forebay_domain::ids::ReplicaId;
 
     #[test]
     fn what_is_told_is_read_as_it_was() {

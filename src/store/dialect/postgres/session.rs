@@ -13,6 +13,10 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use forebay_domain::{
+    formats::payload::Payload,
+    ids::{IdKey, RolloutPk},
+};
 use sqlx::{
     Arguments as _, AssertSqlSafe, Column as _, Connection as _, Executor, PgConnection, Postgres, Row as _,
     SqlSafeStr, TypeInfo as _, ValueRef as _,
@@ -23,11 +27,7 @@ use sqlx::{
 use uuid::Uuid;
 
 use crate::{
-    buffer::{
-        ids::{IdKey, RolloutPk},
-        payload::Payload,
-        port::StoreError,
-    },
+    buffer::port::error::StoreError,
     store::{
         segment_files::{Appended, Objects, PendingObject, Place},
         sql::{Arg, Cell, Connection, Row, Statement, args, check_touched},

@@ -11,6 +11,10 @@ use std::{
 };
 
 use async_trait::async_trait;
+use forebay_domain::{
+    formats::payload::Payload,
+    ids::{KeyForm, RolloutPk},
+};
 use rusqlite::{
     CachedStatement, OpenFlags, ToSql,
     types::{ToSqlOutput, ValueRef},
@@ -18,13 +22,11 @@ use rusqlite::{
 
 use super::{BUSY_TIMEOUT, WAL_BYTES_MAX};
 use crate::{
-    buffer::{
-        ids::{KeyForm, RolloutPk},
-        payload::Payload,
-        port::StoreError,
+    buffer::port::error::StoreError,
+    store::{
+        segment_files::{Appender, Place},
+        sql::{Arg, Cell, Connection, Row, Statement, json_id_keys, json_keys},
     },
-    store::segment_files::{Appender, Place},
-    store::sql::{Arg, Cell, Connection, Row, Statement, json_id_keys, json_keys},
 };
 
 /// Number of statements that stay prepared: more than the service has.

@@ -6,11 +6,12 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
+use forebay_domain::ids::KeyForm;
 use tokio::{runtime::Handle, sync::Semaphore, task::spawn_blocking};
 
 use super::direct::Direct;
 use crate::{
-    buffer::{ids::KeyForm, port::StoreError},
+    buffer::port::error::StoreError,
     store::{
         dialect::Op,
         rules_cache::RulesCache,

@@ -6,16 +6,14 @@
 use std::{path::Path, sync::Arc};
 
 use async_trait::async_trait;
+use forebay_domain::formats::payload::Codec;
 use sqlx::{Connection as _, SqliteConnection, sqlite::SqliteConnectOptions};
 
 use super::{
     BUSY_TIMEOUT, Files, MIGRATIONS, Names, check_version, direct::Direct, key_form, readers::Readers, segments,
 };
 use crate::{
-    buffer::{
-        payload::Codec,
-        port::{Peers, StoreError},
-    },
+    buffer::port::{Peers, error::StoreError},
     store::{
         OpenError,
         dialect::{Dialect, Op},

@@ -6,7 +6,7 @@ use std::{path::PathBuf, sync::Arc};
 
 use super::direct::Direct;
 use crate::{
-    buffer::port::StoreError,
+    buffer::port::error::StoreError,
     store::{
         PayloadKind,
         segment_files::{Appended, Appender, FIRST_FRAME_AT, Reader, SegmentFolder, new_mark, new_store_id},

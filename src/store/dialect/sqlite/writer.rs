@@ -11,17 +11,17 @@ mod payloads;
 
 use std::{sync::Arc, time::Duration};
 
+use forebay_domain::health::Health;
 use tokio::sync::{mpsc, oneshot};
 use tracing::{Instrument as _, Span, field};
 
-pub(super) use self::payloads::Payloads;
 use self::{
     command::{Close, Command, Pending},
     intake::Intake,
 };
 use super::{Files, direct::Direct};
 use crate::{
-    buffer::port::{Health, StoreError},
+    buffer::port::error::StoreError,
     metrics::StoreMetrics,
     store::{
         OpenError,
@@ -33,6 +33,8 @@ use crate::{
     },
     telemetry,
 };
+
+pub(super) use self::payloads::Payloads;
 
 /// Commands waiting in each queue. When a queue is full, callers wait to enqueue.
 const QUEUE_COMMANDS_MAX: usize = 1_024;

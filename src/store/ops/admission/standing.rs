@@ -2,21 +2,22 @@
 
 use std::collections::BTreeMap;
 
-use super::StoredBacklog;
-use crate::{
-    buffer::{
-        admission::{
-            Asker, NextBatch, NoRoom, RefusedRoom, noted,
-            room::{Asked, BegunGroup, PATIENCE_PART, Recent, Share, Standing},
-            without,
-        },
-        batch::needed,
-        ids::{IdKey, PolicyPk},
-        port::{Policy, ReadEnvironments, StoreError},
-        states::{GroupState, RolloutState},
-        tally::Tally,
+use forebay_domain::{
+    admission::{
+        refused::{Asker, RefusedRoom, noted, without},
+        room::{Asked, BegunGroup, NextBatch, NoRoom, PATIENCE_PART, Recent, Share, Standing},
     },
+    batch::shares::needed,
     clock::Timestamp,
+    ids::{IdKey, PolicyPk},
+    policies::{Policy, ReadEnvironments},
+    states::{GroupState, RolloutState},
+    tally::Tally,
+};
+
+use super::{super::policy, StoredBacklog};
+use crate::{
+    buffer::port::error::StoreError,
     store::{
         ops::claim::turns,
         sql::{Statement, Tx, args},
@@ -151,7 +152,7 @@ async fn shares(tx: &mut Tx<'_>, policy: &Policy) -> Result<Vec<Share>, StoreErr
     }
     let carried = turns::carried(tx, policy.policy_pk, policy.run).await?;
     let read = ReadEnvironments { policy: policy.policy_pk, run: policy.run, labels, ready_max: rules.groups };
-    let ready = read.count_ready(tx).await?;
+    let ready = policy::count_ready_of(&read, tx).await?;
     let share = |(label, needed): (&str, u64)| Share {
         environment: label.to_owned(),
         needed,

@@ -11,12 +11,10 @@
 //! added. Transactions that begin later take later positions, because each gets its number before it takes a position.
 //! Groups that are put back move the beginning back to their positions.
 
+use forebay_domain::{clock::Timestamp, ids::PolicyPk, policies::Policy};
+
 use crate::{
-    buffer::{
-        ids::PolicyPk,
-        port::{Policy, StoreError},
-    },
-    clock::Timestamp,
+    buffer::port::error::StoreError,
     store::sql::{Statement, Tx, args},
 };
 

@@ -1,13 +1,14 @@
 //! `staleness.action = "mask"`: the remaining mask of a group is computed when the group might become part of a batch.
 //! It is written when the group does, and holds for all deliveries.
 
+use forebay_domain::{
+    ids::{RolloutPk, Version},
+    staleness::{MaskLeft, TrainedVersions, mask_below},
+};
+
 use super::Ready;
 use crate::{
-    buffer::{
-        ids::{RolloutPk, Version},
-        port::StoreError,
-        staleness::{MaskLeft, TrainedVersions, mask_below},
-    },
+    buffer::port::error::StoreError,
     store::{
         ops::{trained_spans, trained_versions},
         sql::{Statement, Tx, args},

@@ -2,16 +2,17 @@
 
 use std::collections::BTreeMap;
 
+use forebay_domain::{
+    batch::{REWARD_TRAINED, component_metric},
+    ids::Version,
+    policies::Policy,
+    tally::Tally,
+};
 use serde::{Deserialize, Serialize};
 
 use super::{line::Line, ready::Ready};
 use crate::{
-    buffer::{
-        batch::{REWARD_TRAINED, component_metric},
-        ids::Version,
-        port::{Policy, StoreError},
-        tally::Tally,
-    },
+    buffer::port::error::StoreError,
     store::sql::{Statement, Tx, args, key_list},
 };
 

@@ -1,18 +1,19 @@
 //! Ready groups, in the order of delivery and after groups over the staleness bound are removed.
 
+use forebay_domain::{
+    batch::Candidate,
+    clock::Timestamp,
+    ids::{GroupPk, Version},
+    policies::Policy,
+    staleness::{TrainedVersions, oldest_fresh},
+    states::{BatchState, GroupMove, GroupState},
+    tally::Tally,
+};
 use forebay_wire::{BatchOrder, StalenessAction};
 
 use super::mask::{self, Masking};
 use crate::{
-    buffer::{
-        batch::Candidate,
-        ids::{GroupPk, Version},
-        port::{Policy, StoreError},
-        staleness::{TrainedVersions, oldest_fresh},
-        states::{BatchState, GroupMove, GroupState},
-        tally::Tally,
-    },
-    clock::Timestamp,
+    buffer::port::error::StoreError,
     store::{
         ops::trained_versions,
         sql::{Arg, Row, Statement, Tx, among_keys, args, key_list, locking},

@@ -1,15 +1,17 @@
 //! Batches in which environments take turns: the ready groups of each environment, and what it carries.
 
+use forebay_domain::{
+    batch::shares::{CarriedShares, EnvironmentLine, Turns, first_reads, take_turns, weight},
+    ids::{PolicyPk, Run},
+    lease::Claim,
+    policies::Policy,
+};
 use forebay_wire::BatchRules;
 use serde::{Deserialize, Serialize};
 
 use super::ready::{Ready, fresh_groups, fresh_of_environment, take_out_left_behind};
 use crate::{
-    buffer::{
-        batch::{CarriedShares, EnvironmentLine, Turns, first_reads, take_turns, weight},
-        ids::{PolicyPk, Run},
-        port::{Claim, Policy, StoreError},
-    },
+    buffer::port::error::StoreError,
     store::sql::{Statement, Tx, args},
 };
 

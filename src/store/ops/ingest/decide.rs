@@ -5,30 +5,32 @@ use std::{
     sync::Arc,
 };
 
+use forebay_domain::{
+    admission::{Gates, Room},
+    clock::Timestamp,
+    evaluation::EvaluationRequest,
+    finalize::{self, GroupDecision, GroupSnapshot, Member},
+    ids::{GroupPk, PolicyName, PolicyPk, RolloutPk},
+    ingest::{
+        BundleOutcome, Ingested, NewRollout,
+        decide::{self, GroupFill, RolloutDecision},
+    },
+    policies::Policy,
+    refusal::Refusal,
+    session::EndSession,
+    states::{GroupState, RolloutState, Verdict},
+    tally::Tally,
+};
 use forebay_wire::Retries;
 
 use super::{GroupWork, Incoming, IncomingBundle, Keyed, Stored, read::Snapshot, write::Arrived};
-use crate::{
-    buffer::{
-        admission::{Gates, Room},
-        evaluation::EvaluationRequest,
-        finalize::{self, GroupDecision, GroupSnapshot, Member},
-        ids::{GroupPk, PolicyName, PolicyPk, RolloutPk},
-        ingest::{self, GroupFill, NewRollout, RolloutDecision},
-        port::{BundleOutcome, EndSession, Ingested, Policy},
-        refusal::Refusal,
-        states::{GroupState, RolloutState, Verdict},
-        tally::Tally,
+use crate::store::{
+    ops::{
+        admission::{Allowances, Rooms, added_backlog},
+        group::{self, LockedGroup},
+        session::EndedSession,
     },
-    clock::Timestamp,
-    store::{
-        ops::{
-            admission::{Allowances, Rooms, added_backlog},
-            group::{self, LockedGroup},
-            session::EndedSession,
-        },
-        tally::TallyDelta,
-    },
+    tally::TallyDelta,
 };
 
 /// Decides bundles in the order in which they arrived.
@@ -177,7 +179,7 @@ impl<'b> Decider<'b> {
                 continue;
             }
             let rules = group.map_or(&policy.rules, |group| &group.locked.rules);
-            let request = ingest::pending_evaluation(rules, incoming.new, rooms.of(incoming), policy.version);
+            let request = decide::pending_evaluation(rules, incoming.new, rooms.of(incoming), policy.version);
             let is_current = Arc::ptr_eq(rules, &policy.rules);
             requests.extend(request.map(|request| EvaluationRequest { index, is_current, ..request }));
         }
@@ -246,8 +248,8 @@ impl<'b> Decider<'b> {
             let group_id = group.locked.group_id.clone();
             return Err(Refusal::GroupSizeConflict { group_id, index, size });
         }
-        ingest::check(&group.locked.rules, new, room).map_err(|refusal| at_index(refusal, index))?;
-        let decision = ingest::decide(&group.locked.rules, new, room, policy.version, group.locked.fill);
+        decide::check(&group.locked.rules, new, room).map_err(|refusal| at_index(refusal, index))?;
+        let decision = decide::decide(&group.locked.rules, new, room, policy.version, group.locked.fill);
         let decision = decision.ok_or_else(|| Refusal::NotEvaluated(Vec::new()))?;
         let rollout_pk = RolloutPk(self.snapshot.rollout_pks.next().expect("there is a key for every newcomer"));
         let row = Arrived::new(rollout_pk, incoming, &group.locked, &decision);
@@ -268,8 +270,8 @@ impl<'b> Decider<'b> {
             group.decision = Some(decision);
             decided = Some(group.locked.fill.state);
         }
-        let mut warnings = ingest::warnings(new, &decision, policy.version);
-        warnings.extend(ingest::environment_warning(new, group.locked.environment.as_deref()));
+        let mut warnings = decide::warnings(new, &decision, policy.version);
+        warnings.extend(decide::environment_warning(new, group.locked.environment.as_deref()));
         let receipt = Ingested {
             policy: new.policy.clone(),
             rollout_id: new.rollout_id.clone(),
@@ -313,7 +315,7 @@ impl<'b> Decider<'b> {
             rollout_id: new.rollout_id.clone(),
             group_id: new.group(),
             execution_id: stored.execution_id.clone(),
-            warnings: ingest::warnings(new, &stored.decision, self.snapshot.policies[&new.policy].version),
+            warnings: decide::warnings(new, &stored.decision, self.snapshot.policies[&new.policy].version),
             assembly: new.form(stored.decision.retries).assembly,
             decision: stored.decision.clone(),
             duplicate: true,

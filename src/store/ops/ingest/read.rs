@@ -2,18 +2,20 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
+use forebay_domain::{
+    admission::{Backlog, room::NextBatch},
+    clock::Timestamp,
+    ids::{GroupPk, IdKey, PolicyName, PolicyPk, SessionPk},
+    ingest::decide::RolloutDecision,
+    policies::Policy,
+    session::EndSession,
+    trajectory::ResolvedVersions,
+};
 use forebay_wire::Retries;
 
 use super::{GroupWork, Incoming, IncomingBundle, Keyed, Stored};
 use crate::{
-    buffer::{
-        admission::{Backlog, NextBatch},
-        ids::{GroupPk, IdKey, PolicyName, PolicyPk, SessionPk},
-        ingest::RolloutDecision,
-        port::{EndSession, Policy, StoreError},
-        trajectory::ResolvedVersions,
-    },
-    clock::Timestamp,
+    buffer::port::error::StoreError,
     store::{
         ops::{
             admission::{Allowances, StoredBacklog, next_batch},

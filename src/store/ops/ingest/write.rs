@@ -3,20 +3,22 @@
 use std::collections::HashMap;
 
 use bytes::Bytes;
+use forebay_domain::{
+    clock::Timestamp,
+    finalize::GroupDecision,
+    formats::{
+        codes,
+        seal::{self, RolloutSeal},
+    },
+    ids::{GroupPk, IdKey, PolicyPk, RolloutPk, Run},
+    ingest::{Form, NewRollout, decide::RolloutDecision},
+    states::GroupState,
+};
 use serde::Serialize;
 
 use super::{GroupWork, Incoming, Keyed, decide::Changes};
 use crate::{
-    buffer::{
-        codes,
-        finalize::GroupDecision,
-        ids::{GroupPk, IdKey, PolicyPk, RolloutPk, Run},
-        ingest::{Form, NewRollout, RolloutDecision},
-        port::StoreError,
-        seal::{self, RolloutSeal},
-        states::GroupState,
-    },
-    clock::Timestamp,
+    buffer::port::error::StoreError,
     store::{
         ops::{
             group::{self, LockedGroup},

@@ -1,21 +1,21 @@
 //! Recorded calls. A call is durable before the agent sees the end of its answer.
 
 use async_trait::async_trait;
+use forebay_domain::{
+    clock::Timestamp,
+    formats::call::CallColumns,
+    ids::{CallPk, PolicyName, PolicyPk, SessionPk},
+    refusal::Refusal,
+    session::{
+        CallHead, CallTexts, Delivery, FindAnswer, KeepSession, RecordCall, RecordedCall, SessionBounds, StoredAnswer,
+        StoredCall, notes::SessionNotes,
+    },
+    states::SessionState,
+};
 
 use super::read_warnings;
 use crate::{
-    buffer::{
-        call::CallColumns,
-        ids::{CallPk, PolicyName, PolicyPk, SessionPk},
-        port::{
-            CallHead, CallTexts, Delivery, FindAnswer, KeepSession, RecordCall, RecordedCall, SessionBounds,
-            StoreError, StoredAnswer, StoredCall,
-        },
-        refusal::Refusal,
-        session::SessionNotes,
-        states::SessionState,
-    },
-    clock::Timestamp,
+    buffer::port::error::StoreError,
     store::{
         dialect::{Class, Op},
         sql::{Row, Statement, Tx, among_keys, args, key_list, locking},
@@ -121,8 +121,8 @@ impl Op for RecordCall {
         let found = tx.fetch_optional(FIND_POLICY, args![self.policy.as_str(), self.session_pk]).await?;
         let Some(mut found) = found else { return Ok(Err(Refusal::UnknownPolicy(self.policy.clone()))) };
         let policy: PolicyPk = found.get("policy_pk")?;
-        let warnings = self.new_warnings(read_warnings(found.get("warnings")?)?);
-        let call = self.insert(tx, policy, session.calls + 1).await?;
+        let warnings = new_warnings(self, read_warnings(found.get("warnings")?)?);
+        let call = insert(self, tx, policy, session.calls + 1).await?;
         let due_at = session.expires_at.min(self.now.plus_seconds(session.idle_s));
         let counts = args![self.session_pk, self.bytes(), self.segments, self.tokens, self.now, due_at];
         tx.guarded(COUNT_CALL, counts, 1).await?;
@@ -132,55 +132,53 @@ impl Op for RecordCall {
     }
 }
 
-impl RecordCall {
-    /// The warnings of the session's policy with those of the call. `None` if nothing is new.
-    fn new_warnings(&self, mut stored: Vec<String>) -> Option<String> {
-        let before = stored.len();
-        for warning in &self.warnings {
-            if stored.len() < WARNINGS_MAX && !stored.contains(warning) {
-                stored.push(warning.clone());
-            }
+/// The warnings of the session's policy with those of the call. `None` if nothing is new.
+fn new_warnings(record: &RecordCall, mut stored: Vec<String>) -> Option<String> {
+    let before = stored.len();
+    for warning in &record.warnings {
+        if stored.len() < WARNINGS_MAX && !stored.contains(warning) {
+            stored.push(warning.clone());
         }
-        (stored.len() > before).then(|| serde_json::to_string(&stored).expect("texts are always JSON"))
     }
+    (stored.len() > before).then(|| serde_json::to_string(&stored).expect("texts are always JSON"))
+}
 
-    async fn insert(&self, tx: &mut Tx<'_>, policy: PolicyPk, seq: u32) -> Result<RecordedCall, StoreError> {
-        const INSERT_CALL: Statement = Statement::new(
-            "-- insert_call
-            INSERT INTO session_call (
-                session_pk, seq, policy_pk, parent, shared, prompt, sampled, agent, dialect, model, finish_reason,
-                stopped_on_token, delivered, retry_count, started_us, ended_us, body_digest, digest, body, request,
-                response
-            )
-            VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, 0, $13, $14, $15, $16, $17, $18, $19, $20)
-            RETURNING call_pk",
-        );
-        let head = &self.head;
-        let values = args![
-            self.session_pk,
-            seq,
-            policy,
-            self.parent.map(i64::from),
-            self.shared,
-            self.prompt,
-            self.sampled,
-            head.agent.as_deref(),
-            head.dialect.as_str(),
-            head.model.as_str(),
-            head.finish_reason.as_str(),
-            head.stopped_on_token,
-            head.retry_count,
-            head.started_at,
-            self.now,
-            &head.body_digest[..],
-            &self.digest[..],
-            &self.body[..],
-            self.request.as_deref(),
-            &self.response[..],
-        ];
-        let call_pk = tx.fetch_one(INSERT_CALL, values).await?.get("call_pk")?;
-        Ok(RecordedCall { call_pk, seq })
-    }
+async fn insert(record: &RecordCall, tx: &mut Tx<'_>, policy: PolicyPk, seq: u32) -> Result<RecordedCall, StoreError> {
+    const INSERT_CALL: Statement = Statement::new(
+        "-- insert_call
+        INSERT INTO session_call (
+            session_pk, seq, policy_pk, parent, shared, prompt, sampled, agent, dialect, model, finish_reason,
+            stopped_on_token, delivered, retry_count, started_us, ended_us, body_digest, digest, body, request,
+            response
+        )
+        VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, 0, $13, $14, $15, $16, $17, $18, $19, $20)
+        RETURNING call_pk",
+    );
+    let head = &record.head;
+    let values = args![
+        record.session_pk,
+        seq,
+        policy,
+        record.parent.map(i64::from),
+        record.shared,
+        record.prompt,
+        record.sampled,
+        head.agent.as_deref(),
+        head.dialect.as_str(),
+        head.model.as_str(),
+        head.finish_reason.as_str(),
+        head.stopped_on_token,
+        head.retry_count,
+        head.started_at,
+        record.now,
+        &head.body_digest[..],
+        &record.digest[..],
+        &record.body[..],
+        record.request.as_deref(),
+        &record.response[..],
+    ];
+    let call_pk = tx.fetch_one(INSERT_CALL, values).await?.get("call_pk")?;
+    Ok(RecordedCall { call_pk, seq })
 }
 
 #[async_trait]

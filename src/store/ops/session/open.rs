@@ -1,22 +1,24 @@
 //! Opening of sessions, under the locks of the rows of their policies.
 
 use async_trait::async_trait;
-
-use crate::{
-    buffer::{
-        admission::{
-            Asker, Room,
-            room::{Asked, AskedGroup},
-        },
-        ids::{GroupId, IdKey, SessionPk},
-        ingest::{self, NewRollout},
-        port::{NewSession, OpenedSession, Policy, StoreError},
-        refusal::Refusal,
-        session::{KEYS_MAX, check_rules},
-        states::{SessionState, Verdict},
-        tally::Tally,
+use forebay_domain::{
+    admission::{
+        Room,
+        refused::Asker,
+        room::{Asked, AskedGroup},
     },
     clock::Timestamp,
+    ids::{GroupId, IdKey, SessionPk},
+    ingest::{NewRollout, decide},
+    policies::Policy,
+    refusal::Refusal,
+    session::{KEYS_MAX, NewSession, OpenedSession, check_rules},
+    states::{SessionState, Verdict},
+    tally::Tally,
+};
+
+use crate::{
+    buffer::port::error::StoreError,
     store::{
         dialect::Op,
         ops::{
@@ -44,194 +46,192 @@ impl Op for NewSession {
             policies.push(policy);
         }
         for (policy, probe) in policies.iter().zip(self.probes.iter()) {
-            if let Some(before) = self.opened_before(tx, policy, probe).await? {
+            if let Some(before) = opened_before(self, tx, policy, probe).await? {
                 return Ok(before);
             }
         }
         let mut sizes = Vec::with_capacity(policies.len());
         for (index, (policy, probe)) in policies.iter().zip(self.probes.iter()).enumerate() {
-            match self.check(tx, policy, probe, index).await? {
+            match check(self, tx, policy, probe, index).await? {
                 Ok(size) => sizes.push(size),
                 Err(refusal) => return Ok(Err(refusal)),
             }
         }
-        self.insert(tx, &policies, &sizes).await?;
+        insert(self, tx, &policies, &sizes).await?;
         let Self { session_id, expires_at, .. } = *self;
         Ok(Ok(OpenedSession { session_id, expires_at, duplicate: false }))
     }
 }
 
-impl NewSession {
-    /// The answer if a session of the rollout was opened before; none if it was not.
-    async fn opened_before(
-        &self,
-        tx: &mut Tx<'_>,
-        policy: &Policy,
-        probe: &NewRollout,
-    ) -> Result<Option<Result<OpenedSession, Refusal>>, StoreError> {
-        // The lock keeps the session from ending before the key is there.
-        const FIND_OPENED: Statement = Statement {
-            sqlite: "-- find_opened_session
-                SELECT s.session_pk, s.session_id, s.state, s.content_digest, s.expires_us
-                FROM session_policy AS sp
-                JOIN session AS s ON s.session_pk = sp.session_pk
-                WHERE sp.policy_pk = $1 AND sp.run = $2 AND sp.rollout_key = $3",
-            postgres: "-- find_opened_session
-                SELECT s.session_pk, s.session_id, s.state, s.content_digest, s.expires_us
-                FROM session_policy AS sp
-                JOIN session AS s ON s.session_pk = sp.session_pk
-                WHERE sp.policy_pk = $1 AND sp.run = $2 AND sp.rollout_key = $3
-                FOR NO KEY UPDATE OF s",
-        };
-        const COUNT_KEYS: Statement = Statement::new(
-            "-- count_session_keys
-            SELECT COUNT(*) AS keys
-            FROM session_key
-            WHERE session_pk = $1",
-        );
-        let key = probe.rollout_id.key(tx.key_form());
-        let row = tx.fetch_optional(FIND_OPENED, args![policy.policy_pk, policy.run, key]).await?;
-        let Some(mut row) = row else { return Ok(None) };
-        let (session_pk, state): (SessionPk, SessionState) = (row.get("session_pk")?, row.get("state")?);
-        if row.get::<Vec<u8>>("content_digest")? != self.content.as_bytes() {
-            return Ok(Some(Err(Refusal::SessionConflict(probe.rollout_id.to_string()))));
-        }
-        if state != SessionState::Open {
-            return Ok(Some(Err(Refusal::SessionEnded(state))));
-        }
-        let keys: u32 = tx.fetch_one(COUNT_KEYS, args![session_pk]).await?.get("keys")?;
-        if keys >= KEYS_MAX {
-            return Ok(Some(Err(Refusal::TooManySessionKeys(KEYS_MAX))));
-        }
-        insert_key(tx, session_pk, self).await?;
-        let opened =
-            OpenedSession { session_id: row.get("session_id")?, expires_at: row.get("expires_us")?, duplicate: true };
-        Ok(Some(Ok(opened)))
+/// The answer if a session of the rollout was opened before; none if it was not.
+async fn opened_before(
+    new: &NewSession,
+    tx: &mut Tx<'_>,
+    policy: &Policy,
+    probe: &NewRollout,
+) -> Result<Option<Result<OpenedSession, Refusal>>, StoreError> {
+    // The lock keeps the session from ending before the key is there.
+    const FIND_OPENED: Statement = Statement {
+        sqlite: "-- find_opened_session
+            SELECT s.session_pk, s.session_id, s.state, s.content_digest, s.expires_us
+            FROM session_policy AS sp
+            JOIN session AS s ON s.session_pk = sp.session_pk
+            WHERE sp.policy_pk = $1 AND sp.run = $2 AND sp.rollout_key = $3",
+        postgres: "-- find_opened_session
+            SELECT s.session_pk, s.session_id, s.state, s.content_digest, s.expires_us
+            FROM session_policy AS sp
+            JOIN session AS s ON s.session_pk = sp.session_pk
+            WHERE sp.policy_pk = $1 AND sp.run = $2 AND sp.rollout_key = $3
+            FOR NO KEY UPDATE OF s",
+    };
+    const COUNT_KEYS: Statement = Statement::new(
+        "-- count_session_keys
+        SELECT COUNT(*) AS keys
+        FROM session_key
+        WHERE session_pk = $1",
+    );
+    let key = probe.rollout_id.key(tx.key_form());
+    let row = tx.fetch_optional(FIND_OPENED, args![policy.policy_pk, policy.run, key]).await?;
+    let Some(mut row) = row else { return Ok(None) };
+    let (session_pk, state): (SessionPk, SessionState) = (row.get("session_pk")?, row.get("state")?);
+    if row.get::<Vec<u8>>("content_digest")? != new.content.as_bytes() {
+        return Ok(Some(Err(Refusal::SessionConflict(probe.rollout_id.to_string()))));
     }
+    if state != SessionState::Open {
+        return Ok(Some(Err(Refusal::SessionEnded(state))));
+    }
+    let keys: u32 = tx.fetch_one(COUNT_KEYS, args![session_pk]).await?.get("keys")?;
+    if keys >= KEYS_MAX {
+        return Ok(Some(Err(Refusal::TooManySessionKeys(KEYS_MAX))));
+    }
+    insert_key(tx, session_pk, new).await?;
+    let opened =
+        OpenedSession { session_id: row.get("session_id")?, expires_at: row.get("expires_us")?, duplicate: true };
+    Ok(Some(Ok(opened)))
+}
 
-    /// Refuses what ingest would refuse at the end of the session, and a rollout for which there is no room. Returns the
-    /// size of the group.
-    async fn check(
-        &self,
-        tx: &mut Tx<'_>,
-        policy: &Policy,
-        probe: &NewRollout,
-        index: usize,
-    ) -> Result<Result<u32, Refusal>, StoreError> {
-        const FIND_ROLLOUT: Statement = Statement::new(
-            "-- find_rollout_of_session
-            SELECT rollout_pk, verdict
-            FROM rollout
-            WHERE policy_pk = $1 AND run = $2 AND rollout_key = $3",
-        );
-        const FIND_GROUP: Statement = Statement::new(
-            "-- find_group_of_session
-            SELECT rules_pk, state, size, kept, masked, dropped
-            FROM rollout_group
-            WHERE policy_pk = $1 AND run = $2 AND group_key = $3",
-        );
+/// Refuses what ingest would refuse at the end of the session, and a rollout for which there is no room. Returns the
+/// size of the group.
+async fn check(
+    new: &NewSession,
+    tx: &mut Tx<'_>,
+    policy: &Policy,
+    probe: &NewRollout,
+    index: usize,
+) -> Result<Result<u32, Refusal>, StoreError> {
+    const FIND_ROLLOUT: Statement = Statement::new(
+        "-- find_rollout_of_session
+        SELECT rollout_pk, verdict
+        FROM rollout
+        WHERE policy_pk = $1 AND run = $2 AND rollout_key = $3",
+    );
+    const FIND_GROUP: Statement = Statement::new(
+        "-- find_group_of_session
+        SELECT rules_pk, state, size, kept, masked, dropped
+        FROM rollout_group
+        WHERE policy_pk = $1 AND run = $2 AND group_key = $3",
+    );
+    let rollout_key = probe.rollout_id.key(tx.key_form());
+    let stored = args![policy.policy_pk, policy.run, rollout_key];
+    if let Some(mut row) = tx.fetch_optional(FIND_ROLLOUT, stored).await? {
+        let (rollout_id, verdict): (_, Verdict) = (probe.rollout_id.to_string(), row.get("verdict")?);
+        return Ok(Err(Refusal::RolloutConflict { rollout_id, index, verdict }));
+    }
+    let (group_id, group_key) = group_of(tx, probe);
+    let group = args![policy.policy_pk, policy.run, group_key];
+    let mut rules = policy.rules.clone();
+    let (mut size, mut is_open, mut arrived) = (None, false, 0);
+    if let Some(mut row) = tx.fetch_optional(FIND_GROUP, group).await? {
+        rules = tx.rules(row.get("rules_pk")?).await?;
+        let found = fill(&mut row, "state")?;
+        (size, is_open, arrived) = (Some(found.size), found.state.is_open(), found.arrived());
+    }
+    let live = LiveSessions::of(tx, policy, group_key).await?;
+    let (reserved, named_size) = admission::reserved_of(tx, policy, group_key).await?;
+    let size = size.or(live.group_size).or(named_size);
+    if let (Some(size), Some(declared)) = (size, probe.group_size)
+        && declared != size
+    {
+        return Ok(Err(Refusal::GroupSizeConflict { group_id: group_id.as_str().to_owned(), index, size }));
+    }
+    let checked = decide::check(&rules, probe, Room::Reserved(policy.version));
+    if let Err(refusal) = checked.and_then(|()| check_rules(&policy.name, &rules)) {
+        return Ok(Err(refusal));
+    }
+    let size = size.or(probe.group_size).unwrap_or(rules.group.size);
+    // Room is asked for by the rules of now, also if the group was opened under others.
+    let group = AskedGroup {
+        size,
+        // Sessions of a decided group may go on, so that one that begins beside them is not refused either.
+        arrived: if is_open { arrived } else { 0 },
+        reserved: reserved.max(live.sessions),
+        has_begun: is_open || live.sessions > 0 || reserved > 0,
+    };
+    let asked = Asked { rollouts: 1, group: Some(group), environment: new.spec.environment.as_deref() };
+    let granted = admission::grant(tx, policy, Asker::Session, &asked, new.now).await?;
+    Ok(granted.map(|_| size).map_err(|rule| Refusal::NoRoom(policy.name.clone(), rule)))
+}
+
+async fn insert(new: &NewSession, tx: &mut Tx<'_>, policies: &[Policy], sizes: &[u32]) -> Result<(), StoreError> {
+    const INSERT_SESSION: Statement = Statement::new(
+        "-- insert_session
+        INSERT INTO session (
+            session_id, state, spec, content_digest, max_calls, idle_s, calls, bytes, segments, tokens, is_full,
+            opened_us, expires_us, due_us
+        )
+        VALUES ($1, 'open', $2, $3, $4, $5, 0, 0, 0, 0, 0, $6, $7, $8)
+        RETURNING session_pk",
+    );
+    const INSERT_SESSION_POLICY: Statement = Statement::new(
+        "-- insert_session_policy
+        INSERT INTO session_policy (
+            session_pk, policy_pk, run, rollout_key, group_key, group_size, admission_id, version, calls, sampled,
+            is_live
+        )
+        VALUES ($1, $2, $3, $4, $5, $6, $7, $8, 0, 0, 1)",
+    );
+    let spec = serde_json::to_string(&*new.spec).expect("a specification is plain data");
+    let due_at = new.expires_at.min(new.now.plus_seconds(new.idle_s));
+    let values = args![
+        new.session_id.as_bytes(),
+        spec,
+        new.content.as_bytes(),
+        new.max_calls,
+        new.idle_s,
+        new.now,
+        new.expires_at,
+        due_at,
+    ];
+    let session_pk: SessionPk = tx.fetch_one(INSERT_SESSION, values).await?.get("session_pk")?;
+    let reserved_until: Timestamp = new.expires_at.plus_seconds(ADMISSION_GRACE_S);
+    for (((policy, probe), size), admission_id) in
+        policies.iter().zip(new.probes.iter()).zip(sizes).zip(&new.admissions)
+    {
         let rollout_key = probe.rollout_id.key(tx.key_form());
-        let stored = args![policy.policy_pk, policy.run, rollout_key];
-        if let Some(mut row) = tx.fetch_optional(FIND_ROLLOUT, stored).await? {
-            let (rollout_id, verdict): (_, Verdict) = (probe.rollout_id.to_string(), row.get("verdict")?);
-            return Ok(Err(Refusal::RolloutConflict { rollout_id, index, verdict }));
-        }
-        let (group_id, group_key) = group_of(tx, probe);
-        let group = args![policy.policy_pk, policy.run, group_key];
-        let mut rules = policy.rules.clone();
-        let (mut size, mut is_open, mut arrived) = (None, false, 0);
-        if let Some(mut row) = tx.fetch_optional(FIND_GROUP, group).await? {
-            rules = tx.rules(row.get("rules_pk")?).await?;
-            let found = fill(&mut row, "state")?;
-            (size, is_open, arrived) = (Some(found.size), found.state.is_open(), found.arrived());
-        }
-        let live = LiveSessions::of(tx, policy, group_key).await?;
-        let (reserved, named_size) = admission::reserved_of(tx, policy, group_key).await?;
-        let size = size.or(live.group_size).or(named_size);
-        if let (Some(size), Some(declared)) = (size, probe.group_size)
-            && declared != size
-        {
-            return Ok(Err(Refusal::GroupSizeConflict { group_id: group_id.as_str().to_owned(), index, size }));
-        }
-        let checked = ingest::check(&rules, probe, Room::Reserved(policy.version));
-        if let Err(refusal) = checked.and_then(|()| check_rules(&policy.name, &rules)) {
-            return Ok(Err(refusal));
-        }
-        let size = size.or(probe.group_size).unwrap_or(rules.group.size);
-        // Room is asked for by the rules of now, also if the group was opened under others.
-        let group = AskedGroup {
-            size,
-            // Sessions of a decided group may go on, so that one that begins beside them is not refused either.
-            arrived: if is_open { arrived } else { 0 },
-            reserved: reserved.max(live.sessions),
-            has_begun: is_open || live.sessions > 0 || reserved > 0,
-        };
-        let asked = Asked { rollouts: 1, group: Some(group), environment: self.spec.environment.as_deref() };
-        let granted = admission::grant(tx, policy, Asker::Session, &asked, self.now).await?;
-        Ok(granted.map(|_| size).map_err(|rule| Refusal::NoRoom(policy.name.clone(), rule)))
-    }
-
-    async fn insert(&self, tx: &mut Tx<'_>, policies: &[Policy], sizes: &[u32]) -> Result<(), StoreError> {
-        const INSERT_SESSION: Statement = Statement::new(
-            "-- insert_session
-            INSERT INTO session (
-                session_id, state, spec, content_digest, max_calls, idle_s, calls, bytes, segments, tokens, is_full,
-                opened_us, expires_us, due_us
-            )
-            VALUES ($1, 'open', $2, $3, $4, $5, 0, 0, 0, 0, 0, $6, $7, $8)
-            RETURNING session_pk",
-        );
-        const INSERT_SESSION_POLICY: Statement = Statement::new(
-            "-- insert_session_policy
-            INSERT INTO session_policy (
-                session_pk, policy_pk, run, rollout_key, group_key, group_size, admission_id, version, calls, sampled,
-                is_live
-            )
-            VALUES ($1, $2, $3, $4, $5, $6, $7, $8, 0, 0, 1)",
-        );
-        let spec = serde_json::to_string(&*self.spec).expect("a specification is plain data");
-        let due_at = self.expires_at.min(self.now.plus_seconds(self.idle_s));
+        let (_, group_key) = group_of(tx, probe);
         let values = args![
-            self.session_id.as_bytes(),
-            spec,
-            self.content.as_bytes(),
-            self.max_calls,
-            self.idle_s,
-            self.now,
-            self.expires_at,
-            due_at,
+            session_pk,
+            policy.policy_pk,
+            policy.run,
+            rollout_key,
+            group_key,
+            *size,
+            admission_id.as_bytes(),
+            policy.version,
         ];
-        let session_pk: SessionPk = tx.fetch_one(INSERT_SESSION, values).await?.get("session_pk")?;
-        let reserved_until: Timestamp = self.expires_at.plus_seconds(ADMISSION_GRACE_S);
-        for (((policy, probe), size), admission_id) in
-            policies.iter().zip(self.probes.iter()).zip(sizes).zip(&self.admissions)
-        {
-            let rollout_key = probe.rollout_id.key(tx.key_form());
-            let (_, group_key) = group_of(tx, probe);
-            let values = args![
-                session_pk,
-                policy.policy_pk,
-                policy.run,
-                rollout_key,
-                group_key,
-                *size,
-                admission_id.as_bytes(),
-                policy.version,
-            ];
-            tx.guarded(INSERT_SESSION_POLICY, values, 1).await?;
-            let reservation = Reservation {
-                admission_id: *admission_id,
-                rollouts: 1,
-                expires_at: reserved_until,
-                group: Some((group_key, *size)),
-                environment: self.spec.environment.as_deref(),
-                granted_at: None,
-            };
-            admission::reserve(tx, policy, reservation).await?;
-            tx.tallies().add(policy.policy_pk, Tally::Sessions(SessionState::Open), 1);
-        }
-        insert_key(tx, session_pk, self).await
+        tx.guarded(INSERT_SESSION_POLICY, values, 1).await?;
+        let reservation = Reservation {
+            admission_id: *admission_id,
+            rollouts: 1,
+            expires_at: reserved_until,
+            group: Some((group_key, *size)),
+            environment: new.spec.environment.as_deref(),
+            granted_at: None,
+        };
+        admission::reserve(tx, policy, reservation).await?;
+        tx.tallies().add(policy.policy_pk, Tally::Sessions(SessionState::Open), 1);
     }
+    insert_key(tx, session_pk, new).await
 }
 
 /// The group of a rollout, and its key.

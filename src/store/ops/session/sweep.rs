@@ -1,15 +1,15 @@
 //! What time makes due: sessions that must end, and ended sessions whose rows go.
 
 use async_trait::async_trait;
+use forebay_domain::{
+    clock::Timestamp,
+    ids::{PolicyPk, SessionId, SessionPk},
+    states::SessionState,
+    tally::Tally,
+};
 
 use crate::{
-    buffer::{
-        ids::{PolicyPk, SessionId, SessionPk},
-        port::StoreError,
-        states::SessionState,
-        tally::Tally,
-    },
-    clock::Timestamp,
+    buffer::port::error::StoreError,
     store::{
         dialect::Op,
         ops::session::policies_of,

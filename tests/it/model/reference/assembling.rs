@@ -1,6 +1,6 @@
 //! The assembling rule: the oracle that the tests of the assembler have too, which shares no code with the assembler.
 
-#[path = "../../../../src/buffer/stages/assemble/tests/oracle.rs"]
+#[path = "../../../../crates/domain/src/assemble/tests/oracle.rs"]
 mod oracle;
 
 use forebay_wire::{Retries, SessionAssembly, SessionDropped, VersionSpan};

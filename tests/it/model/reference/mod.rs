@@ -21,18 +21,19 @@ mod shares;
 
 use std::collections::BTreeMap;
 
-use forebay::buffer::assemble::{Break, DropReason};
+use forebay_domain::assemble::{breaks::Break, retries::DropReason};
 use forebay_wire::{BatchState, GroupState, LossWeighting, Verdict};
+
+use super::view::{
+    Answer, BatchNumber, Body, Call, GroupName, InFlightNumber, LeaseNumber, PolicyNumber, Refused, Rules,
+    SessionNumber,
+};
 
 pub(crate) use self::{
     assembling::multiple,
     batches::LOSS_CONSTANT,
     ending::reason,
     sessions::{IN_FLIGHT_MAX, InFlight, SEGMENTS_MAX, Session, Stored, TOKENS_MAX},
-};
-use super::view::{
-    Answer, BatchNumber, Body, Call, GroupName, InFlightNumber, LeaseNumber, PolicyNumber, Refused, Rules,
-    SessionNumber,
 };
 
 /// A refusal must change nothing, so a call that changes something before it is certain to succeed works on a copy.

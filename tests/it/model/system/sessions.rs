@@ -4,10 +4,12 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use forebay::buffer::{
-    ids::SessionId,
-    port::{self, SessionFilter},
-    refusal::BufferError,
+    error::BufferError,
     session::{self, Abort, CallPermit, Finish, NewCall, OpenSession},
+};
+use forebay_domain::{
+    ids::SessionId,
+    session::{Session, SessionFilter, SessionOutcome},
 };
 use forebay_wire::{self as wire, AbortRequest, SessionAssembly, SessionFinish, SessionModel, SessionRequest};
 use futures::FutureExt as _;
@@ -186,7 +188,7 @@ impl System {
         Answer::Ended(ended.collect())
     }
 
-    fn outcome(&self, outcome: &port::SessionOutcome) -> (Vec<Receipt>, SessionAssembly) {
+    fn outcome(&self, outcome: &SessionOutcome) -> (Vec<Receipt>, SessionAssembly) {
         assert_conserved(&outcome.assembly);
         let receipt = |receipt: &wire::Receipt| Receipt {
             verdict: receipt.verdict,
@@ -214,7 +216,7 @@ impl System {
         Ok(sessions.iter().map(|session| self.session_view(session)).collect())
     }
 
-    fn session_view(&self, session: &port::Session) -> SessionView {
+    fn session_view(&self, session: &Session) -> SessionView {
         let policies = session.policies.iter().map(|of| SessionPolicyView {
             policy: (0..POLICIES).find(|number| policy_name(*number) == of.policy).expect("policies are numbered"),
             run: of.run.0,

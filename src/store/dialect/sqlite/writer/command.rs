@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 use tracing::Span;
 
 use crate::{
-    buffer::port::StoreError,
+    buffer::port::error::StoreError,
     store::{
         dialect::{Class, Op},
         sql::Tx,

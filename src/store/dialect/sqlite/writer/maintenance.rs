@@ -5,7 +5,7 @@
 
 use super::{super::WAL_BYTES_MAX, Writer};
 use crate::{
-    buffer::port::StoreError,
+    buffer::port::error::StoreError,
     store::sql::{Connection as _, Row, Statement},
 };
 
@@ -144,14 +144,12 @@ mod tests {
     use sqlx::{Connection as _, SqliteConnection};
 
     use super::*;
-    use crate::{
-        buffer::{ids::KeyForm, port::Health},
-        store::{
-            PayloadKind, SEGMENT_FILE_BYTES,
-            dialect::sqlite::{self, Files, Payloads, direct::Direct, file_options, writer::command::Idle},
-            segment_files::{Reader, SegmentFolder},
-        },
+    use crate::store::{
+        PayloadKind, SEGMENT_FILE_BYTES,
+        dialect::sqlite::{self, Files, Payloads, direct::Direct, file_options, writer::command::Idle},
+        segment_files::{Reader, SegmentFolder},
     };
+    use forebay_domain::{health::Health, ids::KeyForm};
 
     const PAGE_BYTES: i64 = sqlite::PAGE_BYTES as i64;
 

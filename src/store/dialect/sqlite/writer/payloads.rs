@@ -12,15 +12,11 @@ use std::{
 };
 
 use bytes::Bytes;
+use forebay_domain::{clock::Timestamp, formats::payload::Payload, health::Health, ids::RolloutPk};
 
 use super::{super::segments, Writer};
 use crate::{
-    buffer::{
-        ids::RolloutPk,
-        payload::Payload,
-        port::{Health, StoreError},
-    },
-    clock::Timestamp,
+    buffer::port::error::StoreError,
     store::{
         PayloadKind,
         dialect::Op as _,
@@ -303,13 +299,11 @@ mod tests {
     use sqlx::{Connection as _, SqliteConnection};
 
     use super::*;
-    use crate::{
-        buffer::{ids::KeyForm, payload::Codec},
-        store::{
-            dialect::sqlite::{Files, MIGRATIONS, direct::Direct, file_options},
-            segment_files::Found,
-        },
+    use crate::store::{
+        dialect::sqlite::{Files, MIGRATIONS, direct::Direct, file_options},
+        segment_files::Found,
     };
+    use forebay_domain::{formats::payload::Codec, ids::KeyForm};
 
     /// The length of files in these tests: two payloads.
     const FILE_BYTES: u64 = 10_000;

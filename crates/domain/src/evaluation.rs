@@ -1,0 +1,155 @@
+//! Evaluates the filters of a rollout before the transaction that stores it.
+//!
+//! Separate from [`ingest`](crate::ingest), because a slow expression must not hold up a transaction. The inputs of an
+//! evaluation, which are the rules of the group and the versions, are certain only inside the transaction. Filters are
+//! therefore first evaluated with the rules and versions that were last seen. A transaction that finds other ones
+//! stores nothing and returns [`EvaluationRequest`]s; the filters are then evaluated again, and another transaction
+//! stores the bundle.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use forebay_wire::FilterAction;
+
+use crate::{
+    ids::{PolicyName, Version},
+    ingest::{NewRollout, decide::filter_facts},
+    rules::{Rules, filter::Evaluation},
+    trajectory::ResolvedVersions,
+};
+
+/// How often the filters of a bundle are evaluated again before its producer is told to retry. Each repetition means
+/// that rules or a version were written in between.
+pub const REEVALUATIONS_MAX: usize = 8;
+
+/// Policies whose rules are remembered. When there are more, all are forgotten.
+const POLICIES_MAX: usize = 4_096;
+
+/// The inputs on which the filters of a rollout must be evaluated.
+#[derive(Clone)]
+pub struct EvaluationRequest {
+    /// Index of the rollout in its bundle.
+    pub index: usize,
+    /// Rules of its group.
+    pub rules: Arc<Rules>,
+    /// Whether the rules are those of groups that are opened now.
+    pub is_current: bool,
+    /// Its versions.
+    pub versions: ResolvedVersions,
+    /// The policy's version.
+    pub current: Version,
+}
+
+impl fmt::Debug for EvaluationRequest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EvaluationRequest")
+            .field("index", &self.index)
+            .field("current", &self.current)
+            .finish_non_exhaustive()
+    }
+}
+
+impl PartialEq for EvaluationRequest {
+    fn eq(&self, other: &Self) -> bool {
+        self.index == other.index
+            && Arc::ptr_eq(&self.rules, &other.rules)
+            && (self.is_current, self.versions, self.current) == (other.is_current, other.versions, other.current)
+    }
+}
+
+/// The result of the filters of some rules on a rollout.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FilterVerdict {
+    /// The filter that matched, and its action.
+    pub matched: Option<(String, FilterAction)>,
+    /// Filters before it that could not be evaluated.
+    pub failed: Vec<String>,
+    /// The filters among `failed` that would have cost too much.
+    pub over_budget: Vec<String>,
+}
+
+impl From<Evaluation<'_>> for FilterVerdict {
+    fn from(evaluation: Evaluation<'_>) -> Self {
+        let owned = |names: Vec<&str>| names.into_iter().map(str::to_owned).collect();
+        Self {
+            matched: evaluation.matched.map(|found| (found.name.to_owned(), found.action)),
+            failed: owned(evaluation.failed),
+            over_budget: owned(evaluation.over_budget),
+        }
+    }
+}
+
+/// The latest result of the filters on a rollout, shared by its clones.
+#[derive(Clone, Default)]
+pub struct LatestEvaluation(Arc<Mutex<Option<(EvaluationRequest, FilterVerdict)>>>);
+
+impl LatestEvaluation {
+    /// The result for these rules and versions. If the rules have no filters of rollouts, it is known without an
+    /// evaluation.
+    pub fn by(&self, rules: &Rules, versions: ResolvedVersions, current: Version) -> Option<FilterVerdict> {
+        let held = self.held();
+        let Some((request, verdict)) = held.as_ref() else {
+            return (!rules.filters().have_rollout_filters()).then(FilterVerdict::default);
+        };
+        let same_versions = !rules.filters().depend_on_versions()
+            || (request.versions.version, request.current) == (versions.version, current);
+        // Rules for sessions decide what the filters of some rollouts look at.
+        let same_rules = std::ptr::eq(&raw const *request.rules, rules)
+            || (&request.rules.filter, &request.rules.sessions) == (&rules.filter, &rules.sessions);
+        (same_rules && same_versions).then(|| verdict.clone())
+    }
+
+    fn held(&self) -> MutexGuard<'_, Option<(EvaluationRequest, FilterVerdict)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for LatestEvaluation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("LatestEvaluation").field(&*self.held()).finish()
+    }
+}
+
+/// Evaluates the filters on a rollout. This takes up to a second for the worst filters, so neither a transaction nor an
+/// async worker may call it.
+pub fn evaluate(new: &NewRollout, request: EvaluationRequest) {
+    let facts = filter_facts(&new.form(request.rules.sessions.retries).facts, request.versions, request.current);
+    let verdict = request.rules.filters().evaluate_rollout(&facts).into();
+    *new.evaluation.held() = Some((request, verdict));
+}
+
+/// Rules and versions that were last seen in a transaction, for policies with filters of rollouts.
+#[derive(Debug, Default)]
+pub struct LastSeenRules(Mutex<HashMap<PolicyName, (Arc<Rules>, Version)>>);
+
+impl LastSeenRules {
+    /// The inputs on which the filters of a new rollout will probably be evaluated.
+    pub fn request(&self, new: &NewRollout, index: usize) -> Option<EvaluationRequest> {
+        let (rules, current) = self.held().get(&new.policy).cloned()?;
+        let versions = new.form(rules.sessions.retries).facts.versions.resolve(None, current);
+        Some(EvaluationRequest { index, rules, is_current: true, versions, current })
+    }
+
+    /// Remembers the inputs that a transaction found.
+    pub fn remember(&self, policy: &PolicyName, request: &EvaluationRequest) {
+        let mut held = self.held();
+        if !request.is_current {
+            return;
+        }
+        if !request.rules.filters().have_rollout_filters() {
+            held.remove(policy);
+            return;
+        }
+        if held.len() >= POLICIES_MAX {
+            held.clear();
+        }
+        held.insert(policy.clone(), (Arc::clone(&request.rules), request.current));
+    }
+
+    fn held(&self) -> MutexGuard<'_, HashMap<PolicyName, (Arc<Rules>, Version)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,570 @@
+//! The stored form of a trajectory's bulk: packed columns behind a small header, with a digest.
+//!
+//! Only [`samples`](crate::samples) reads payloads. The form is: `u32 length of the first part | u32 length of
+//! the second part | header JSON | ids and masks | floats`, little-endian. Ids take as few bytes as they fit, and masks
+//! take one bit per token. The first two parts are compressed where that saves enough: ids of text shrink to half,
+//! while log-probabilities do not compress. The digest covers all bytes, so damage is found before anything is decoded.
+
+use std::{borrow::Cow, cell::RefCell, collections::BTreeMap};
+
+use bytes::{Buf, BufMut, Bytes};
+use forebay_wire::{Sampling, Segment, Status, VersionSpan};
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use crate::{
+    formats::columns::{append_bits, append_ids, append_little_endian, id_bytes, little_endian, put_bits, put_ids},
+    trajectory::Trajectory,
+};
+
+/// Higher levels cost more time than the space they save is worth.
+const ZSTD_LEVEL: i32 = 1;
+
+/// Parts up to this length are not compressed, because that would save too little.
+const PLAIN_BYTES_MAX: usize = 1 << 10;
+
+/// Flag in the length of a part: the part is a zstd frame.
+const COMPRESSED: u32 = 1 << 31;
+
+/// A payload as the store keeps it.
+#[derive(Clone, Debug)]
+pub struct Payload {
+    /// The form of `body`; none when the store named one that is not known.
+    pub codec: Option<Codec>,
+    /// BLAKE3 hash of `body`.
+    pub digest: [u8; 32],
+    /// The bytes in the form that `codec` names.
+    pub body: Bytes,
+    /// The number of bytes that it unpacks to.
+    pub unpacked_bytes: usize,
+}
+
+/// Forms of a payload's body. The numbers are stored in the database.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Codec {
+    /// One zstd frame of a header and full-width columns. Replicas of every version read it.
+    Zstd = 1,
+    /// A header and narrow columns.
+    Columns = 2,
+}
+
+impl Codec {
+    /// The form that a number stands for.
+    #[must_use]
+    pub fn from_number(number: i64) -> Option<Self> {
+        [Self::Zstd, Self::Columns].into_iter().find(|codec| *codec as i64 == number)
+    }
+}
+
+/// A payload or row differs from what was stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the stored data is damaged: {0}")]
+pub struct Damaged(pub &'static str);
+
+/// The bulk of a trajectory, as sent.
+#[derive(Debug)]
+pub struct Unpacked<S = Segment> {
+    /// Label of the environment.
+    pub environment: Option<String>,
+    /// How the execution ended.
+    pub status: Status,
+    /// How tokens were sampled.
+    pub sampling: Sampling,
+    /// Named parts of the reward.
+    pub reward_components: BTreeMap<String, f64>,
+    /// Chat messages.
+    pub messages: Option<Box<RawValue>>,
+    /// Free-form object.
+    pub metadata: Option<Box<RawValue>>,
+    /// Training sequences in order.
+    pub segments: Vec<S>,
+}
+
+/// The columns of many segments, joined in order. A segment that does not have a column adds nothing to it.
+#[derive(Debug, Default)]
+pub struct SegmentColumns {
+    /// Prompt and response tokens.
+    pub tokens: Vec<i32>,
+    /// 0 or 1 per response token.
+    pub loss_mask: Vec<u8>,
+    /// Behaviour log-probabilities per response token.
+    pub logprobs: Vec<f32>,
+    /// Teacher log-probabilities per response token.
+    pub teacher_logprobs: Vec<f32>,
+    /// Critic values per response token.
+    pub values: Vec<f32>,
+}
+
+/// The description of a trajectory, without its tokens and messages.
+#[derive(Debug)]
+pub struct Described {
+    /// Label of the environment.
+    pub environment: Option<String>,
+    /// How the execution ended.
+    pub status: Status,
+    /// How tokens were sampled.
+    pub sampling: Sampling,
+    /// Named parts of the reward.
+    pub reward_components: BTreeMap<String, f64>,
+    /// Free-form object.
+    pub metadata: Option<Box<RawValue>>,
+    /// Tokens after the prompts, over all segments.
+    pub response_tokens: u64,
+    /// Tokens of the longest segment.
+    pub max_segment_tokens: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Header {
+    environment: Option<String>,
+    status: Status,
+    sampling: Sampling,
+    reward_components: BTreeMap<String, f64>,
+    messages: Option<Box<RawValue>>,
+    metadata: Option<Box<RawValue>>,
+    segments: Vec<SegmentHeader>,
+}
+
+/// A segment without its columns: which it has, and how long they are.
+#[derive(Debug, Serialize, Deserialize)]
+pub struct SegmentHeader {
+    pub kind: Option<String>,
+    pub tokens: usize,
+    pub response: usize,
+    pub logprobs: bool,
+    pub teacher_logprobs: bool,
+    pub values: bool,
+    pub versions: Option<Vec<VersionSpan>>,
+    /// The number of bytes of each token id.
+    #[serde(default = "full_width")]
+    id_bytes: u8,
+}
+
+fn full_width() -> u8 {
+    4
+}
+
+impl Payload {
+    /// Packs a trajectory. This takes milliseconds for long ones, so async workers must not call it.
+    #[must_use]
+    pub fn pack(trajectory: &Trajectory, codec: Codec) -> Self {
+        match codec {
+            Codec::Zstd => Self::wide(trajectory),
+            Codec::Columns => Self::narrow(trajectory),
+        }
+    }
+
+    fn wide(trajectory: &Trajectory) -> Self {
+        let header = serde_json::to_vec(&header(trajectory)).expect("a header is text, numbers and checked JSON");
+        let mut packed = Vec::with_capacity(4 + header.len() + columns_bytes(trajectory));
+        packed.put_u32_le(header.len() as u32);
+        packed.put_slice(&header);
+        for segment in &trajectory.segments {
+            packed.put_slice(&little_endian(&segment.tokens));
+            packed.put_slice(&segment.loss_mask);
+            floats(segment).for_each(|column| packed.put_slice(&little_endian(column)));
+        }
+        let body = zstd::bulk::compress(&packed, ZSTD_LEVEL).expect("compressing memory into memory cannot fail");
+        Self { unpacked_bytes: packed.len(), ..Self::claimed(Codec::Zstd, body) }
+    }
+
+    fn narrow(trajectory: &Trajectory) -> Self {
+        let described = header(trajectory);
+        let header = serde_json::to_vec(&described).expect("a header is text, numbers and checked JSON");
+        let segments = || trajectory.segments.iter().zip(&described.segments);
+        let narrow_bytes = |(segment, described): (&Segment, &SegmentHeader)| {
+            usize::from(described.id_bytes) * segment.tokens.len() + segment.loss_mask.len().div_ceil(8)
+        };
+        let mut narrow = Vec::with_capacity(segments().map(narrow_bytes).sum());
+        for (segment, described) in segments() {
+            put_ids(&mut narrow, &segment.tokens, described.id_bytes);
+            put_bits(&mut narrow, &segment.loss_mask);
+        }
+        let floats = || trajectory.segments.iter().flat_map(floats);
+        let float_bytes = 4 * floats().map(Vec::len).sum::<usize>();
+        let unpacked_bytes = header.len() + columns_bytes(trajectory);
+        let (header_length, header) = part(&header);
+        let (narrow_length, narrow) = part(&narrow);
+        let mut body = Vec::with_capacity(8 + header.len() + narrow.len() + float_bytes);
+        body.put_u32_le(header_length);
+        body.put_u32_le(narrow_length);
+        body.put_slice(&header);
+        body.put_slice(&narrow);
+        floats().for_each(|column| body.put_slice(&little_endian(column)));
+        Self { unpacked_bytes, ..Self::claimed(Codec::Columns, body) }
+    }
+
+    /// A body with its digest, without checks. Tests use it to make data that was damaged before its digest was
+    /// computed.
+    #[doc(hidden)]
+    #[must_use]
+    pub fn claimed(codec: Codec, body: Vec<u8>) -> Self {
+        Self {
+            codec: Some(codec),
+            digest: *blake3::hash(&body).as_bytes(),
+            unpacked_bytes: body.len(),
+            body: body.into(),
+        }
+    }
+
+    /// Checks the digest, and unpacks only the description of the trajectory.
+    pub fn describe(&self) -> Result<Described, Damaged> {
+        self.check_digest()?;
+        match self.codec {
+            None => Err(UNKNOWN_FORM),
+            Some(Codec::Zstd) => {
+                let packed = decompress(&self.body)?;
+                let mut rest = packed.as_slice();
+                let length = rest.try_get_u32_le().map_err(|_| TOO_SHORT)? as usize;
+                describe(take(&mut rest, length)?)
+            }
+            Some(Codec::Columns) => {
+                let mut rest = &self.body[..];
+                let length = rest.try_get_u32_le().map_err(|_| TOO_SHORT)?;
+                take(&mut rest, size_of::<u32>())?;
+                describe(&take_part(&mut rest, length)?)
+            }
+        }
+    }
+
+    fn check_digest(&self) -> Result<(), Damaged> {
+        let is_intact = blake3::hash(&self.body) == blake3::Hash::from_bytes(self.digest);
+        if is_intact { Ok(()) } else { Err(Damaged("its digest differs")) }
+    }
+
+    /// Checks the digest, and unpacks.
+    pub fn unpack(&self) -> Result<Unpacked, Damaged> {
+        self.unpack_segments(|packed, header| {
+            let mut columns = SegmentColumns::default();
+            columns.append(packed, &header)?;
+            let SegmentColumns { tokens, loss_mask, logprobs, teacher_logprobs, values } = columns;
+            Ok(Segment {
+                logprobs: header.logprobs.then_some(logprobs),
+                teacher_logprobs: header.teacher_logprobs.then_some(teacher_logprobs),
+                values: header.values.then_some(values),
+                tokens,
+                loss_mask,
+                kind: header.kind,
+                versions: header.versions,
+                response_length: None,
+            })
+        })
+    }
+
+    /// Checks the digest, and appends the columns of the segments to others.
+    pub fn unpack_onto(&self, columns: &mut SegmentColumns) -> Result<Unpacked<SegmentHeader>, Damaged> {
+        self.unpack_segments(|packed, header| columns.append(packed, &header).map(|()| header))
+    }
+
+    /// Checks the digest, and makes of each segment what `segment` says. It must take all columns of the segment.
+    fn unpack_segments<S>(
+        &self,
+        segment: impl FnMut(&mut dyn PackedColumns, SegmentHeader) -> Result<S, Damaged>,
+    ) -> Result<Unpacked<S>, Damaged> {
+        self.check_digest()?;
+        match self.codec {
+            None => Err(UNKNOWN_FORM),
+            Some(Codec::Zstd) => {
+                let packed = decompress(&self.body)?;
+                let mut rest = packed.as_slice();
+                let header_length = rest.try_get_u32_le().map_err(|_| TOO_SHORT)? as usize;
+                let header = take(&mut rest, header_length)?;
+                unpack(header, &mut Wide { rest }, segment)
+            }
+            Some(Codec::Columns) => {
+                let mut rest = &self.body[..];
+                let header_length = rest.try_get_u32_le().map_err(|_| TOO_SHORT)?;
+                let narrow_length = rest.try_get_u32_le().map_err(|_| TOO_SHORT)?;
+                let header = take_part(&mut rest, header_length)?;
+                let narrow = take_part(&mut rest, narrow_length)?;
+                unpack(&header, &mut Narrow { narrow: &narrow, floats: rest }, segment)
+            }
+        }
+    }
+}
+
+impl SegmentColumns {
+    fn append(&mut self, packed: &mut dyn PackedColumns, header: &SegmentHeader) -> Result<(), Damaged> {
+        packed.ids(&mut self.tokens, header.tokens, header.id_bytes)?;
+        packed.mask(&mut self.loss_mask, header.response)?;
+        let floats = [
+            (header.logprobs, &mut self.logprobs),
+            (header.teacher_logprobs, &mut self.teacher_logprobs),
+            (header.values, &mut self.values),
+        ];
+        for (_, column) in floats.into_iter().filter(|(is_present, _)| *is_present) {
+            packed.floats(column, header.response)?;
+        }
+        Ok(())
+    }
+}
+
+/// The columns of floats that the segment has, in the order in which they are written.
+/// Bytes of all columns at full width.
+fn columns_bytes(trajectory: &Trajectory) -> usize {
+    let of_segment = |segment: &Segment| {
+        4 * segment.tokens.len() + segment.loss_mask.len() + 4 * floats(segment).map(Vec::len).sum::<usize>()
+    };
+    trajectory.segments.iter().map(of_segment).sum()
+}
+
+fn floats(segment: &Segment) -> impl Iterator<Item = &Vec<f32>> {
+    [&segment.logprobs, &segment.teacher_logprobs, &segment.values].into_iter().flatten()
+}
+
+/// A part as it is stored, and its length with the flag that says whether it is compressed.
+pub fn part(plain: &[u8]) -> (u32, Cow<'_, [u8]>) {
+    thread_local! {
+        static COMPRESSOR: RefCell<zstd::bulk::Compressor<'static>> = RefCell::new(
+            zstd::bulk::Compressor::new(ZSTD_LEVEL).expect("zstd has this level")
+        );
+    }
+    if plain.len() > PLAIN_BYTES_MAX {
+        let compressed = COMPRESSOR.with_borrow_mut(|compressor| compressor.compress(plain));
+        let compressed = compressed.expect("compressing memory into memory cannot fail");
+        // Decompressing costs time, too, so a small saving is not worth it.
+        if compressed.len() < plain.len() / 8 * 7 {
+            return (compressed.len() as u32 | COMPRESSED, Cow::Owned(compressed));
+        }
+    }
+    (plain.len() as u32, Cow::Borrowed(plain))
+}
+
+pub fn take_part<'a>(rest: &mut &'a [u8], length: u32) -> Result<Cow<'a, [u8]>, Damaged> {
+    let stored = take(rest, (length & !COMPRESSED) as usize)?;
+    if length & COMPRESSED == 0 { Ok(Cow::Borrowed(stored)) } else { decompress(stored).map(Cow::Owned) }
+}
+
+pub const TOO_SHORT: Damaged = Damaged("it is too short");
+
+const UNKNOWN_FORM: Damaged = Damaged("its form is unknown");
+
+const MALFORMED: Damaged = Damaged("its header is malformed");
+
+fn decompress(bytes: &[u8]) -> Result<Vec<u8>, Damaged> {
+    const DAMAGED: Damaged = Damaged("it does not decompress");
+    thread_local! {
+        static DECOMPRESSOR: RefCell<zstd::bulk::Decompressor<'static>> =
+            RefCell::new(zstd::bulk::Decompressor::new().expect("a decompressor takes only memory"));
+    }
+    // zstd records the content size in a frame that was compressed from memory.
+    let length = zstd::zstd_safe::get_frame_content_size(bytes).ok().flatten().ok_or(DAMAGED)?;
+    let mut plain = Vec::new();
+    plain.try_reserve_exact(usize::try_from(length).map_err(|_| DAMAGED)?).map_err(|_| DAMAGED)?;
+    DECOMPRESSOR
+        .with_borrow_mut(|decompressor| decompressor.decompress_to_buffer(bytes, &mut plain))
+        .map_err(|_| DAMAGED)?;
+    Ok(plain)
+}
+
+/// Packed columns, which come segment after segment in the order in which they were written. Each call appends the next
+/// one to a column.
+trait PackedColumns {
+    fn ids(&mut self, ids: &mut Vec<i32>, count: usize, width: u8) -> Result<(), Damaged>;
+    fn mask(&mut self, mask: &mut Vec<u8>, count: usize) -> Result<(), Damaged>;
+    fn floats(&mut self, floats: &mut Vec<f32>, count: usize) -> Result<(), Damaged>;
+}
+
+/// Columns as version 0.1 wrote them: in one sequence, at full width.
+struct Wide<'a> {
+    rest: &'a [u8],
+}
+
+impl PackedColumns for Wide<'_> {
+    fn ids(&mut self, ids: &mut Vec<i32>, count: usize, _width: u8) -> Result<(), Damaged> {
+        take(&mut self.rest, count.saturating_mul(4)).map(|bytes| append_little_endian(ids, bytes))
+    }
+
+    fn mask(&mut self, mask: &mut Vec<u8>, count: usize) -> Result<(), Damaged> {
+        take(&mut self.rest, count).map(|bytes| mask.extend_from_slice(bytes))
+    }
+
+    fn floats(&mut self, floats: &mut Vec<f32>, count: usize) -> Result<(), Damaged> {
+        take(&mut self.rest, count.saturating_mul(4)).map(|bytes| append_little_endian(floats, bytes))
+    }
+}
+
+/// Columns as they are written now.
+struct Narrow<'a> {
+    narrow: &'a [u8],
+    floats: &'a [u8],
+}
+
+impl PackedColumns for Narrow<'_> {
+    fn ids(&mut self, ids: &mut Vec<i32>, count: usize, width: u8) -> Result<(), Damaged> {
+        // Another width would append another number of ids, and the ids of other segments follow in the same column.
+        if !(2..=4).contains(&width) {
+            return Err(MALFORMED);
+        }
+        take(&mut self.narrow, count.saturating_mul(width.into())).map(|bytes| append_ids(ids, bytes, width))
+    }
+
+    fn mask(&mut self, mask: &mut Vec<u8>, count: usize) -> Result<(), Damaged> {
+        take(&mut self.narrow, count.div_ceil(8)).map(|bytes| append_bits(mask, bytes, count))
+    }
+
+    fn floats(&mut self, floats: &mut Vec<f32>, count: usize) -> Result<(), Damaged> {
+        take(&mut self.floats, count.saturating_mul(4)).map(|bytes| append_little_endian(floats, bytes))
+    }
+}
+
+fn describe(header: &[u8]) -> Result<Described, Damaged> {
+    let header: Header = serde_json::from_slice(header).map_err(|_| MALFORMED)?;
+    Ok(Described {
+        response_tokens: header.segments.iter().map(|segment| segment.response as u64).sum(),
+        max_segment_tokens: header.segments.iter().map(|segment| segment.tokens as u64).max().unwrap_or(0),
+        environment: header.environment,
+        status: header.status,
+        sampling: header.sampling,
+        reward_components: header.reward_components,
+        metadata: header.metadata,
+    })
+}
+
+fn unpack<S>(
+    header: &[u8],
+    columns: &mut dyn PackedColumns,
+    mut segment: impl FnMut(&mut dyn PackedColumns, SegmentHeader) -> Result<S, Damaged>,
+) -> Result<Unpacked<S>, Damaged> {
+    let header: Header = serde_json::from_slice(header).map_err(|_| MALFORMED)?;
+    let segments = header.segments.into_iter().map(|header| segment(columns, header));
+    Ok(Unpacked {
+        segments: segments.collect::<Result<_, _>>()?,
+        environment: header.environment,
+        status: header.status,
+        sampling: header.sampling,
+        reward_components: header.reward_components,
+        messages: header.messages,
+        metadata: header.metadata,
+    })
+}
+
+fn header(trajectory: &Trajectory) -> Header {
+    let segments = trajectory.segments.iter().map(|segment| SegmentHeader {
+        kind: segment.kind.clone(),
+        tokens: segment.tokens.len(),
+        response: segment.loss_mask.len(),
+        logprobs: segment.logprobs.is_some(),
+        teacher_logprobs: segment.teacher_logprobs.is_some(),
+        values: segment.values.is_some(),
+        versions: segment.versions.clone(),
+        id_bytes: id_bytes(&segment.tokens),
+    });
+    Header {
+        environment: trajectory.facts.environment.clone(),
+        status: trajectory.facts.status,
+        sampling: trajectory.sampling,
+        reward_components: trajectory.facts.reward_components.clone(),
+        messages: trajectory.messages.clone(),
+        metadata: trajectory.facts.metadata.clone(),
+        segments: segments.collect(),
+    }
+}
+
+pub fn take<'a>(rest: &mut &'a [u8], length: usize) -> Result<&'a [u8], Damaged> {
+    let (head, tail) = rest.split_at_checked(length).ok_or(TOO_SHORT)?;
+    *rest = tail;
+    Ok(head)
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_wire as wire;
+
+    use super::*;
+    use crate::{surrogates::LoneSurrogates, trajectory::TrajectoryLimits};
+
+    const LIMITS: TrajectoryLimits = TrajectoryLimits {
+        tokens_max: 100_000,
+        segments_max: 8,
+        metadata_bytes_max: 100_000,
+        lone_surrogates: LoneSurrogates::Replace,
+    };
+
+    /// Two segments with ids of the given number of bits, and metadata that is long enough to be compressed.
+    fn trajectory(bits: u32) -> Trajectory {
+        let id = |index: i32| (index % 500) << (bits - 9);
+        let segment = |response: usize| Segment {
+            tokens: (0..=response as i32).map(id).collect(),
+            loss_mask: (0..response).map(|index| u8::from(index % 3 > 0)).collect(),
+            logprobs: Some((0..response).map(|index| -(index as f32).sqrt()).collect()),
+            ..Segment::default()
+        };
+        let metadata = serde_json::value::to_raw_value(&serde_json::json!({"note": "again ".repeat(1_000)}));
+        let sent = wire::Trajectory {
+            segments: vec![segment(5_001), segment(3)],
+            metadata: Some(metadata.expect("it is JSON")),
+            ..wire::Trajectory::default()
+        };
+        Trajectory::parse(sent, &LIMITS).expect("it is valid")
+    }
+
+    #[test]
+    fn every_form_comes_back_as_it_was_sent() {
+        for bits in [16, 17, 24, 25, 31] {
+            let trajectory = trajectory(bits);
+            for codec in [Codec::Zstd, Codec::Columns] {
+                let unpacked = Payload::pack(&trajectory, codec).unpack().expect("it is not damaged");
+                assert_eq!(unpacked.segments, trajectory.segments, "{bits} {codec:?}");
+                let described = Payload::pack(&trajectory, codec).describe().expect("it is not damaged");
+                assert_eq!((described.response_tokens, described.max_segment_tokens), (5_004, 5_002));
+                assert_eq!(
+                    described.metadata.as_ref().map(|of| of.get().to_owned()),
+                    unpacked.metadata.as_ref().map(|of| of.get().to_owned())
+                );
+                let metadata = unpacked.metadata.expect("metadata was sent");
+                assert_eq!(Some(metadata.get()), trajectory.facts.metadata.as_deref().map(RawValue::get));
+            }
+        }
+    }
+
+    #[test]
+    fn columns_are_appended_to_those_of_other_segments() {
+        let trajectory = trajectory(17);
+        for codec in [Codec::Zstd, Codec::Columns] {
+            let payload = Payload::pack(&trajectory, codec);
+            let mut columns = SegmentColumns::default();
+            for _ in 0..2 {
+                let unpacked = payload.unpack_onto(&mut columns).expect("it is not damaged");
+                let shapes = unpacked.segments.iter().map(|header| (header.tokens, header.response, header.logprobs));
+                assert_eq!(shapes.collect::<Vec<_>>(), [(5_002, 5_001, true), (4, 3, true)]);
+            }
+            let [first, second] = &trajectory.segments[..] else { panic!("it has two segments") };
+            assert_eq!(columns.tokens, [&first.tokens[..], &second.tokens].concat().repeat(2));
+            assert_eq!(columns.loss_mask, [&first.loss_mask[..], &second.loss_mask].concat().repeat(2));
+            let logprobs = [first, second].map(|segment| segment.logprobs.clone().expect("both have them"));
+            assert_eq!(columns.logprobs, logprobs.concat().repeat(2));
+            assert!(columns.teacher_logprobs.is_empty() && columns.values.is_empty());
+        }
+    }
+
+    #[test]
+    fn what_repeats_is_compressed_and_floats_are_not() {
+        let payload = Payload::pack(&trajectory(17), Codec::Columns);
+        let floats = 4 * 5_004;
+        assert!(payload.body.len() > floats, "floats are not compressed");
+        assert!(payload.body.len() < floats + 5_006, "less than a byte per id");
+    }
+
+    #[test]
+    fn ids_of_a_width_that_is_not_known_are_damage() {
+        let sent = wire::Trajectory {
+            segments: vec![Segment { tokens: vec![1; 9], loss_mask: vec![1; 8], ..Segment::default() }],
+            ..wire::Trajectory::default()
+        };
+        let packed = Payload::pack(&Trajectory::parse(sent, &LIMITS).expect("it is valid"), Codec::Columns).body;
+        for width in [b'0', b'1', b'5', b'8'] {
+            let mut body = packed.to_vec();
+            let place = body.windows(10).position(|part| part == b"id_bytes\":").expect("the header is not compressed");
+            body[place + 10] = width;
+            let mut columns = SegmentColumns::default();
+            assert_eq!(Payload::claimed(Codec::Columns, body).unpack_onto(&mut columns).err(), Some(MALFORMED));
+        }
+    }
+
+    #[test]
+    fn a_form_that_is_not_known_is_damage() {
+        let payload = Payload { codec: Codec::from_number(3), ..Payload::pack(&trajectory(17), Codec::Columns) };
+        assert_eq!(payload.unpack().err(), Some(Damaged("its form is unknown")));
+    }
+}

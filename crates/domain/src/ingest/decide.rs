@@ -1,0 +1,295 @@
+//! The decision about a rollout, as pure functions of rules and snapshots.
+//!
+//! Separate from the rest of [`ingest`](super), because the store calls them in its transaction, under the lock of the
+//! group.
+
+use std::sync::Arc;
+
+use forebay_wire::{FilterAction, OnDrop, Requirement, Retries, StalenessAction, Violation};
+
+use super::{Form, NewRollout};
+use crate::{
+    admission::Room,
+    evaluation::{EvaluationRequest, FilterVerdict},
+    finalize::Cause,
+    ids::Version,
+    reasons,
+    refusal::Refusal,
+    rules::{Rules, filter::facts::RolloutFacts},
+    staleness::{TrainedSpan, TrainedVersions},
+    states::{GroupState, Verdict},
+    trajectory::{Facts, ResolvedVersions},
+    warnings::Warning,
+};
+
+/// Posts per place after which a group with `refill` is decided with the rollouts that it has.
+pub const POSTS_PER_PLACE_MAX: u32 = 4;
+
+/// The most failed filters that the ledger names per rollout or group.
+pub const FAILED_FILTERS_MAX: usize = 16;
+
+/// Places and posts of a group.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct GroupFill {
+    /// The state before this rollout.
+    pub state: GroupState,
+    /// The number of places.
+    pub size: u32,
+    /// The number of kept rollouts.
+    pub kept: u32,
+    /// The number of masked rollouts.
+    pub masked: u32,
+    /// The number of dropped rollouts.
+    pub dropped: u32,
+}
+
+impl GroupFill {
+    /// The number of kept and masked rollouts.
+    #[must_use]
+    pub fn arrived(&self) -> u32 {
+        self.kept + self.masked
+    }
+
+    /// Counts a rollout that an open group received.
+    pub fn count(&mut self, verdict: Verdict) {
+        match verdict {
+            Verdict::Kept => self.kept += 1,
+            Verdict::Masked => self.masked += 1,
+            Verdict::Dropped => self.dropped += 1,
+            Verdict::Late => {}
+        }
+    }
+
+    /// Whether this many more rollouts could make the decision due, depending on their verdicts.
+    #[must_use]
+    pub fn may_be_due(&self, more: u32) -> bool {
+        self.state.is_open() && self.arrived() + self.dropped + more >= self.size
+    }
+
+    /// Why the group must be decided now; none if it need not be.
+    #[must_use]
+    pub fn due(&self, on_drop: OnDrop) -> Option<Cause> {
+        let posts = self.arrived() + self.dropped;
+        if self.arrived() >= self.size {
+            return Some(Cause::Complete);
+        }
+        match on_drop {
+            OnDrop::Shrink if posts >= self.size => Some(Cause::PlacesUsed),
+            OnDrop::Refill if posts >= self.size.saturating_mul(POSTS_PER_PLACE_MAX) => Some(Cause::Exhausted),
+            _ => None,
+        }
+    }
+}
+
+/// The decision about one rollout.
+#[derive(Clone, Debug, PartialEq)]
+pub struct RolloutDecision {
+    /// The verdict.
+    pub verdict: Verdict,
+    /// The filter or built-in code that gave the verdict.
+    pub reason: Option<String>,
+    /// Filters whose evaluation failed.
+    pub failed_filters: Vec<String>,
+    /// The filters among `failed_filters` that would have cost too much. They are not stored, so a retry only reports
+    /// that they failed.
+    pub over_budget: Vec<String>,
+    /// Its versions; the current one stands in for an absent one.
+    pub versions: ResolvedVersions,
+    /// Whether it names an admission that has lapsed.
+    pub admission_lapsed: bool,
+    /// Whether its repeated calls are trained, by the rules of its group.
+    pub retries: Retries,
+    /// Trained tokens by version, if the policy masks stale tokens.
+    pub trained_spans: Option<Vec<TrainedSpan>>,
+}
+
+impl RolloutDecision {
+    /// Trained versions as they will be delivered. A masked rollout trains no token.
+    #[must_use]
+    pub fn trained_versions(&self) -> Option<TrainedVersions> {
+        self.versions.trained.filter(|_| self.verdict == Verdict::Kept)
+    }
+}
+
+/// Checks requirements that depend on the policy's rules: required columns, and groups of one.
+pub fn check(rules: &Rules, new: &NewRollout, room: Room) -> Result<(), Refusal> {
+    let mut violations = Vec::new();
+    let mut refuse = |pointer: &str, detail: String| {
+        violations.push(Violation { pointer: pointer.into(), detail });
+    };
+    let Form { facts, assembly, .. } = new.form(rules.sessions.retries);
+    let (list, every, one) = match assembly {
+        None => ("/segments", "every segment", "at least one segment"),
+        Some(_) => ("/turns", "every turn", "at least one turn that is not dropped"),
+    };
+    for &requirement in &rules.require {
+        // An admission gives the rollout its version.
+        let brought = requirement == Requirement::PolicyVersion && room.version().is_some();
+        if !brought && !facts.has(requirement) {
+            let name = serde_json::to_value(requirement).unwrap_or_default();
+            let name = name.as_str().unwrap_or_default();
+            let detail = |place: &str| format!("policy `{}` requires `{name}` in {place}", new.policy);
+            match requirement {
+                Requirement::Tokens => refuse(list, detail(one)),
+                Requirement::PolicyVersion => {
+                    refuse("/policy_version", detail(&format!("the trajectory, or as `versions` in {every}")));
+                }
+                Requirement::Logprobs | Requirement::TeacherLogprobs | Requirement::Values => {
+                    refuse(list, detail(every));
+                }
+            }
+        }
+    }
+    if new.group_id.is_none() && rules.group.size > 1 {
+        refuse("/group_id", format!("is needed: groups of policy `{}` have {} rollouts", new.policy, rules.group.size));
+    }
+    if violations.is_empty() { Ok(()) } else { Err(Refusal::Invalid(violations)) }
+}
+
+/// The inputs on which the filters of a new rollout must still be evaluated; none if they were evaluated.
+#[must_use]
+pub fn pending_evaluation(
+    rules: &Arc<Rules>,
+    new: &NewRollout,
+    room: Room,
+    current: Version,
+) -> Option<EvaluationRequest> {
+    let versions = new.form(rules.sessions.retries).facts.versions.resolve(room.version(), current);
+    let not_evaluated = new.evaluation.by(rules, versions, current).is_none();
+    not_evaluated.then(|| EvaluationRequest {
+        index: 0,
+        rules: Arc::clone(rules),
+        is_current: false,
+        versions,
+        current,
+    })
+}
+
+/// The verdict on a new rollout of a group, under the group's lock. This evaluates no filters: it returns none if the
+/// result of the filters is missing.
+#[must_use]
+pub fn decide(
+    rules: &Rules,
+    new: &NewRollout,
+    room: Room,
+    current: Version,
+    group: GroupFill,
+) -> Option<RolloutDecision> {
+    let retries = rules.sessions.retries;
+    let facts = &new.form(retries).facts;
+    let versions = facts.versions.resolve(room.version(), current);
+    let admission_lapsed = room == Room::Lapsed;
+    if !group.state.is_open() {
+        return Some(RolloutDecision {
+            verdict: Verdict::Late,
+            reason: Some(reasons::GROUP_DECIDED.to_owned()),
+            failed_filters: Vec::new(),
+            over_budget: Vec::new(),
+            versions,
+            admission_lapsed,
+            retries,
+            trained_spans: None,
+        });
+    }
+    let FilterVerdict { matched, failed, over_budget } = new.evaluation.by(rules, versions, current)?;
+    let (verdict, reason) = verdict(matched, facts.reward);
+    let failed_filters = failed.into_iter().take(FAILED_FILTERS_MAX).collect();
+    let masks = verdict == Verdict::Kept && rules.staleness.action == StalenessAction::Mask;
+    let stated = facts.versions.stated(room.version(), current);
+    let trained_spans = masks.then(|| facts.trained_spans(stated));
+    Some(RolloutDecision {
+        verdict,
+        reason,
+        failed_filters,
+        over_budget,
+        versions,
+        admission_lapsed,
+        retries,
+        trained_spans,
+    })
+}
+
+/// The verdict on a rollout that its group takes, and the reason: by the filter that matched, if one did.
+pub fn verdict(matched: Option<(String, FilterAction)>, reward: Option<f64>) -> (Verdict, Option<String>) {
+    match matched {
+        Some((name, FilterAction::Mask)) => (Verdict::Masked, Some(name)),
+        Some((name, FilterAction::Drop)) => (Verdict::Dropped, Some(name)),
+        None if reward.is_none() => (Verdict::Dropped, Some(reasons::NO_REWARD.to_owned())),
+        None => (Verdict::Kept, None),
+    }
+}
+
+/// A warning if a rollout has another environment than its group, which has that of its first rollout.
+#[must_use]
+pub fn environment_warning(new: &NewRollout, of_group: Option<&str>) -> Option<Warning> {
+    // The environment does not depend on how the rules treat repeated calls.
+    let own = new.form(Retries::default()).facts.environment.as_deref();
+    (own != of_group).then(|| {
+        let said = |label: Option<&str>| label.map_or_else(|| "no environment".to_owned(), |label| format!("`{label}`"));
+        let detail = format!(
+            "the rollout has {}, and its group has {} by its first rollout: shares, filters and metrics of environments \
+             count the whole group there",
+            said(own),
+            said(of_group)
+        );
+        Warning::new("mixed-environments", detail)
+    })
+}
+
+/// Warnings for the producer of an accepted rollout, given the current version.
+#[must_use]
+pub fn warnings(new: &NewRollout, decision: &RolloutDecision, current: Version) -> Vec<Warning> {
+    let mut warnings = Vec::new();
+    if decision.verdict == Verdict::Late {
+        warnings.push(Warning::new(
+            reasons::GROUP_DECIDED,
+            "the group was decided before this rollout arrived, and it will not be trained on; a new pass over the data \
+             needs new `group_id`s",
+        ));
+    }
+    if decision.reason.as_deref() == Some(reasons::NO_REWARD) {
+        warnings.push(Warning::new(
+            reasons::NO_REWARD,
+            "the rollout has no reward and no filter masks it, so it is dropped",
+        ));
+    }
+    if decision.admission_lapsed {
+        let detail = "the admission that the rollout names is unknown, has expired, is used up, or belongs to another \
+                      policy or run";
+        warnings.push(Warning::new("admission-lapsed", detail));
+    }
+    for name in decision.failed_filters.iter().filter(|name| decision.over_budget.contains(name)) {
+        let detail = format!(
+            "filter `{name}` was not evaluated and did not match: with so much metadata it may take more steps than the \
+             filters of a rollout may take together"
+        );
+        warnings.push(Warning::new("filter-over-budget", detail));
+    }
+    for name in decision.failed_filters.iter().filter(|name| !decision.over_budget.contains(name)) {
+        let detail = format!("filter `{name}` could not be evaluated on this rollout and did not match");
+        warnings.push(Warning::new("filter-failed", detail));
+    }
+    let facts = &new.form(decision.retries).facts;
+    warnings.extend(facts.warnings.iter().cloned());
+    warnings.extend(facts.versions.warning(current));
+    warnings
+}
+
+pub fn filter_facts(facts: &Facts, versions: ResolvedVersions, current: Version) -> RolloutFacts<'_> {
+    RolloutFacts {
+        status: facts.status.as_str(),
+        reward: facts.reward,
+        reward_components: &facts.reward_components,
+        environment: facts.environment.as_deref(),
+        policy_version: versions.version.0,
+        version_current: current.0,
+        staleness: current.0.saturating_sub(versions.version.0).max(0),
+        segments: i64::from(facts.segments),
+        tokens: facts.tokens as i64,
+        response_tokens: facts.response_tokens as i64,
+        trained_tokens: facts.trained_tokens as i64,
+        max_segment_tokens: facts.max_segment_tokens as i64,
+        temperature: f64::from(facts.temperature),
+        metadata: facts.metadata.as_deref(),
+    }
+}

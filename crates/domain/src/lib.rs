@@ -1,0 +1,86 @@
+//! The domain: what becomes of a rollout, from the posted trajectory to the acknowledged batch, as pure decisions.
+//!
+//! Nothing here waits, reads a file or knows a database: the crate lists neither tokio nor sqlx nor axum, so the compiler
+//! holds that wall. The store calls these functions under its locks, and tests call them without a store.
+//!
+//! In the order in which a rollout passes them:
+//!
+//! - [`admission`], whether there is room; [`trajectory`], what a valid rollout is; [`assemble`], which makes segments of
+//!   the calls of an agent, and [`session`], which records those calls.
+//! - [`ingest`] decides a rollout by the filters that [`evaluation`] has evaluated; [`finalize`] decides its group, and
+//!   [`advantage`] computes what its rollouts are worth.
+//! - [`batch`] cuts batches of ready groups and [`lease`] is who holds one; [`staleness`], [`weights`], [`shard`] and
+//!   [`samples`] say what a trainer gets. [`reads`] is for consumers without leases, [`lineage`] for versions and epochs.
+//! - [`sweep`] is what time does.
+//!
+//! Each of these has the requests and answers of the store, which are plain types, beside the decisions about them.
+//!
+//! - [`rules`]: the rules of a policy and the filters in them; [`policies`]: a policy as it is stored.
+//! - [`formats`]: what is stored and hashed: payloads, canonical content, seals.
+//! - [`states`]: the states of groups, batches and rollouts, and who changes them; [`tally`]: how many there are of each;
+//!   [`reasons`]: why they ended there.
+//! - [`looking`]: explanations, histories, exports and everything else that only reads.
+
+pub mod clock;
+pub mod ids;
+pub mod states;
+
+pub mod admission;
+
+pub mod trajectory;
+
+pub mod assemble;
+
+pub mod session;
+
+pub mod surrogates;
+pub mod warnings;
+
+pub mod ingest;
+
+pub mod evaluation;
+
+pub mod groups;
+
+pub mod finalize;
+
+pub mod advantage;
+
+pub mod batch;
+
+pub mod lease;
+
+pub mod reads;
+
+pub mod samples;
+pub mod shard;
+pub mod staleness;
+pub mod weights;
+
+pub mod lineage;
+
+pub mod sweep;
+
+pub mod rules;
+
+pub mod policies;
+
+pub mod formats;
+
+pub mod tally;
+
+pub mod reasons;
+pub mod refusal;
+
+pub mod pages;
+
+pub mod askers;
+
+pub mod peers;
+
+pub mod service_time;
+
+pub mod health;
+
+pub mod facades;
+pub mod looking;

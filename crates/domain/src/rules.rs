@@ -1,0 +1,274 @@
+//! The rules of a policy, validated together and with their filters compiled.
+
+pub mod changes;
+pub mod filter;
+
+use forebay_wire::{FilterRule, LossWeighting, PolicyRules, Violation};
+
+use self::filter::{FilterViolation, Filters};
+use super::{
+    batch::GROUPS_MAX,
+    ids::{GroupId, check_name},
+    states::Verdict,
+    trajectory::GROUP_SIZE_MAX,
+};
+use crate::ingest::decide::RolloutDecision;
+
+/// Seconds of ten years. A longer duration is a typing error.
+const DURATION_S_MAX: u64 = 315_360_000;
+
+/// The least size of a stored payload: its header alone takes as many bytes.
+const PAYLOAD_BYTES_MIN: u64 = 64;
+
+/// Least and greatest divisor of `constant` loss weighting. With these bounds, weights and their inverses fit a 32-bit
+/// float in any batch.
+const LOSS_CONSTANT_MIN: f64 = 1e-20;
+const LOSS_CONSTANT_MAX: f64 = 1e20;
+
+/// The most environments with rules of their own. Each is a label of metrics, and a search whenever a batch is cut.
+const ENVIRONMENTS_MAX: usize = 64;
+
+/// Least and greatest weight of an environment. With these bounds, no environment has too small a share to be counted.
+const ENVIRONMENT_WEIGHT_MIN: f64 = 1e-6;
+const ENVIRONMENT_WEIGHT_MAX: f64 = 1e6;
+
+/// Seconds of a day: the longest lease, also after a heartbeat.
+pub const LEASE_TTL_S_MAX: u64 = 86_400;
+
+/// Rules that were checked. Only [`Rules::parse`] and [`Rules::stored`] make them.
+#[derive(Debug)]
+pub struct Rules {
+    wire: PolicyRules,
+    filters: Filters,
+}
+
+impl Rules {
+    /// Checks all rules. On failure, returns every violation with its JSON pointer.
+    pub fn parse(wire: PolicyRules) -> Result<Self, Vec<Violation>> {
+        let mut violations = Vec::new();
+        check_numbers(&wire, &mut violations);
+        match Filters::compile(&wire.filter) {
+            Ok(filters) if violations.is_empty() => return Ok(Self { wire, filters }),
+            Ok(_) => {}
+            Err(found) => violations.extend(filter_violations(found)),
+        }
+        Err(violations)
+    }
+
+    /// Reads rules that were checked when they were written. They are not checked again, because an earlier version may
+    /// have allowed more, and groups that are open under them must still be decided by them.
+    pub fn stored(wire: PolicyRules) -> Result<Self, Vec<Violation>> {
+        let filters = Filters::compile_stored(&wire.filter).map_err(filter_violations)?;
+        Ok(Self { wire, filters })
+    }
+
+    /// The same rules with other filters, which are checked like those of new rules.
+    pub fn with_filters(&self, filter: Vec<FilterRule>) -> Result<Self, Vec<Violation>> {
+        let filters = Filters::compile(&filter).map_err(filter_violations)?;
+        Ok(Self { wire: PolicyRules { filter, ..self.wire.clone() }, filters })
+    }
+
+    /// The filters of both scopes.
+    #[must_use]
+    pub fn filters(&self) -> &Filters {
+        &self.filters
+    }
+
+    /// The bytes that the compiled filters hold, approximately.
+    #[must_use]
+    pub fn bytes_held(&self) -> usize {
+        size_of::<Self>() + self.filters.bytes_held()
+    }
+
+    /// The number of rollouts of one batch of whole groups.
+    #[must_use]
+    pub fn batch_rollouts(&self) -> u64 {
+        batch_rollouts(&self.wire)
+    }
+
+    /// Whether a rollout counts in the mean reward of what arrives. A filter that drops without a look at the reward, such
+    /// as one by a label, says that the rollout is no training data. A filter by the reward selects from training data.
+    #[must_use]
+    pub fn judges(&self, decision: &RolloutDecision) -> bool {
+        let dropped_by = decision.reason.as_deref().filter(|_| decision.verdict == Verdict::Dropped);
+        dropped_by.is_none_or(|filter| self.filters.rollout_filter_names(filter, &["reward", "reward_components"]))
+    }
+
+    /// The number of rollouts that suffice for a group of this size.
+    #[must_use]
+    pub fn min_size(&self, size: u32) -> u32 {
+        self.wire.group.min_size.map_or(size, |min_size| min_size.min(size))
+    }
+}
+
+impl std::ops::Deref for Rules {
+    type Target = PolicyRules;
+
+    fn deref(&self) -> &PolicyRules {
+        &self.wire
+    }
+}
+
+fn filter_violations(found: Vec<FilterViolation>) -> Vec<Violation> {
+    let on_wire = |violation: FilterViolation| Violation {
+        pointer: format!("/filter/{}/{}", violation.index, violation.field),
+        detail: violation.message,
+    };
+    found.into_iter().map(on_wire).collect()
+}
+
+fn check_numbers(rules: &PolicyRules, violations: &mut Vec<Violation>) {
+    let mut within = |pointer: &str, value: u64, min: u64, max: u64| {
+        if !(min..=max).contains(&value) {
+            let detail = format!("must be {min} to {max}, is {value}");
+            violations.push(Violation { pointer: pointer.to_owned(), detail });
+        }
+    };
+    let group = &rules.group;
+    within("/group/size", group.size.into(), 1, GROUP_SIZE_MAX.into());
+    if let Some(min_size) = group.min_size {
+        within("/group/min_size", min_size.into(), 1, group.size.max(1).into());
+    }
+    within("/group/timeout_s", group.timeout_s, 1, DURATION_S_MAX);
+    within("/batch/groups", rules.batch.groups.into(), 1, GROUPS_MAX.into());
+    if let Some(max_tokens) = rules.batch.max_tokens {
+        within("/batch/max_tokens", max_tokens, 1, i64::MAX as u64);
+    }
+    within("/lease/ttl_s", rules.lease.ttl_s, 1, LEASE_TTL_S_MAX);
+    within("/lease/max_deliveries", rules.lease.max_deliveries.into(), 1, 1_000);
+    within("/lease/max_resumes", rules.lease.max_resumes.into(), 0, 1_000);
+    within("/backlog/max_ready_rollouts", rules.backlog.max_ready_rollouts, 1, i64::MAX as u64);
+    within("/backlog/max_bytes", rules.backlog.max_bytes, 1, i64::MAX as u64);
+    let retention = &rules.retention;
+    within("/retention/trained_s", retention.trained_s, 0, DURATION_S_MAX);
+    within("/retention/settled_s", retention.settled_s, 0, DURATION_S_MAX);
+    within("/retention/dropped_s", retention.dropped_s, 0, DURATION_S_MAX);
+    within("/retention/tombstone_s", retention.tombstone_s, 0, DURATION_S_MAX);
+    check_environments(rules, violations);
+    check_backlog(rules, violations);
+    check_loss_constant(rules, violations);
+    check_teacher(rules, violations);
+}
+
+fn check_environments(rules: &PolicyRules, violations: &mut Vec<Violation>) {
+    let environments = &rules.batch.environments;
+    let mut push = |pointer: String, detail: String| violations.push(Violation { pointer, detail });
+    if environments.len() > ENVIRONMENTS_MAX {
+        let detail = format!("must be at most {ENVIRONMENTS_MAX} environments, are {}", environments.len());
+        push("/batch/environments".into(), detail);
+        return;
+    }
+    for (label, of) in environments {
+        let pointer = format!("/batch/environments/{}", label.replace('~', "~0").replace('/', "~1"));
+        if let Err(error) = GroupId::parse(label) {
+            push(pointer.clone(), format!("the label {error}"));
+        }
+        if !(ENVIRONMENT_WEIGHT_MIN..=ENVIRONMENT_WEIGHT_MAX).contains(&of.weight) {
+            let detail = format!("must be {ENVIRONMENT_WEIGHT_MIN} to {ENVIRONMENT_WEIGHT_MAX}, is {}", of.weight);
+            push(format!("{pointer}/weight"), detail);
+        }
+        if !(0.0..=1.0).contains(&of.min_share) {
+            push(format!("{pointer}/min_share"), format!("must be 0 to 1, is {}", of.min_share));
+        }
+    }
+    // Parts such as 0.1 are not exact in binary.
+    let sum: f64 = environments.values().map(|of| of.min_share).sum();
+    if sum > 1.0 + 1e-9 {
+        push("/batch/environments".into(), format!("the minimums add up to {sum}, which is more than 1"));
+    }
+}
+
+/// Checks the form of the name. Which names there are depends on the configuration of each process.
+fn check_teacher(rules: &PolicyRules, violations: &mut Vec<Violation>) {
+    let Some(teacher) = &rules.sessions.teacher else { return };
+    if let Err(detail) = check_name(teacher) {
+        violations.push(Violation { pointer: "/sessions/teacher".into(), detail });
+    }
+}
+
+fn batch_rollouts(rules: &PolicyRules) -> u64 {
+    u64::from(rules.batch.groups) * u64::from(rules.group.size)
+}
+
+/// Checks that the backlog has room for one batch. Otherwise it would be full before one batch is complete, and stay
+/// full for ever: posts would be refused, and there would be no batch to lease.
+fn check_backlog(rules: &PolicyRules, violations: &mut Vec<Violation>) {
+    let (groups, size, rollouts) = (rules.batch.groups, rules.group.size, batch_rollouts(rules));
+    let bounds = [
+        ("/backlog/max_ready_rollouts", rules.backlog.max_ready_rollouts, rollouts),
+        ("/backlog/max_bytes", rules.backlog.max_bytes, rollouts * PAYLOAD_BYTES_MIN),
+    ];
+    for (pointer, found, least) in bounds {
+        if (1..least).contains(&found) {
+            let detail =
+                format!("must be at least {least}, is {found}: one batch is {groups} groups of {size} rollouts");
+            violations.push(Violation { pointer: pointer.to_owned(), detail });
+        }
+    }
+}
+
+fn check_loss_constant(rules: &PolicyRules, violations: &mut Vec<Violation>) {
+    let detail = match (rules.loss_weighting, rules.loss_constant) {
+        (LossWeighting::Constant, None) => "is needed where `loss_weighting` is `constant`",
+        (LossWeighting::Constant, Some(l)) if !(LOSS_CONSTANT_MIN..=LOSS_CONSTANT_MAX).contains(&l) => {
+            &format!("must be {LOSS_CONSTANT_MIN:e} to {LOSS_CONSTANT_MAX:e}, is {l:e}")
+        }
+        (weighting, Some(_)) if weighting != LossWeighting::Constant => "is only for `loss_weighting` = `constant`",
+        _ => return,
+    };
+    violations.push(Violation { pointer: "/loss_constant".into(), detail: detail.into() });
+}
+
+#[cfg(test)]
+mod tests {
+    use forebay_wire::EnvironmentRules;
+
+    use super::*;
+
+    #[test]
+    fn the_defaults_are_valid() {
+        Rules::parse(PolicyRules::default()).expect("defaults must pass their own check");
+    }
+
+    #[test]
+    fn every_violation_is_reported_with_its_pointer() {
+        let mut rules = PolicyRules { loss_weighting: LossWeighting::Constant, ..PolicyRules::default() };
+        rules.group.size = 4;
+        rules.group.min_size = Some(5);
+        rules.lease.ttl_s = 0;
+        let found = Rules::parse(rules).expect_err("these rules cannot work");
+        let pointers: Vec<_> = found.iter().map(|violation| violation.pointer.as_str()).collect();
+        assert_eq!(pointers, ["/group/min_size", "/lease/ttl_s", "/loss_constant"]);
+    }
+
+    #[test]
+    fn the_minimums_of_environments_add_up_to_one_at_most() {
+        let violations = |environments: &[(&str, f64, f64)]| {
+            let of = |(label, weight, min_share): &(&str, f64, f64)| {
+                ((*label).to_owned(), EnvironmentRules { weight: *weight, min_share: *min_share })
+            };
+            let mut rules = PolicyRules::default();
+            rules.batch.environments = environments.iter().map(of).collect();
+            let found = Rules::parse(rules).err().unwrap_or_default();
+            found.into_iter().map(|violation| violation.pointer).collect::<Vec<_>>()
+        };
+        assert!(violations(&[("a", 1.0, 0.7), ("b", 1.0, 0.2), ("c", 1e6, 0.1)]).is_empty());
+        assert_eq!(violations(&[("a", 1.0, 0.7), ("b", 1.0, 0.4)]), ["/batch/environments"]);
+        assert_eq!(violations(&[("a/b", 0.0, 0.0)]), ["/batch/environments/a~1b/weight"]);
+        assert_eq!(violations(&[("a", f64::NAN, 0.0), ("b", f64::INFINITY, 0.0)]).len(), 2);
+        assert_eq!(violations(&[("a", 1.0, -0.1)]), ["/batch/environments/a/min_share"]);
+        assert_eq!(violations(&[("", 1.0, 0.0)]), ["/batch/environments/"]);
+        let many: Vec<String> = (0..65).map(|number| number.to_string()).collect();
+        let many: Vec<_> = many.iter().map(|label| (label.as_str(), 1.0, 0.0)).collect();
+        assert_eq!(violations(&many), ["/batch/environments"]);
+    }
+
+    #[test]
+    fn a_group_smaller_than_min_size_needs_all_of_its_rollouts() {
+        let mut rules = PolicyRules::default();
+        rules.group.size = 8;
+        rules.group.min_size = Some(4);
+        let rules = Rules::parse(rules).expect("these rules can work");
+        assert_eq!((rules.min_size(8), rules.min_size(2)), (4, 2));
+    }
+}

@@ -1,0 +1,132 @@
+//! Stage 5, samples: the contents of a batch, one row per segment, as sent except for masks and weights.
+//!
+//! The digest of every payload is checked before its page is returned.
+
+pub mod checked;
+pub mod page;
+pub mod pages;
+
+use crate::{
+    formats::{payload::Payload, seal::SEAL_BYTES},
+    ids::{GroupPk, PolicyName, RolloutId, RolloutPk, Version},
+    lease::Batch,
+    looking::ledger::Story,
+    staleness::TrainedSpan,
+    states::Verdict,
+};
+
+/// The part of a rollout's row that belongs to its payload: it finds the payload, says how large it is, and is sealed
+/// together with it.
+#[derive(Clone, Debug)]
+pub struct SealedRow {
+    /// Key of the row.
+    pub rollout_pk: RolloutPk,
+    /// Its group's id.
+    pub group_id: String,
+    /// Its id.
+    pub rollout_id: String,
+    /// Its verdict.
+    pub verdict: Verdict,
+    /// Reward as sent.
+    pub reward: Option<f64>,
+    /// Its version.
+    pub policy_version: Version,
+    /// Segments.
+    pub segments: u32,
+    /// Prompt and response tokens.
+    pub tokens: u64,
+    /// The number of bytes that its payload unpacks to.
+    pub unpacked_bytes: u64,
+    /// Trained tokens by version as sent, if they are recorded.
+    pub trained_spans: Option<Vec<TrainedSpan>>,
+    /// Checksum of the row; none in rows of versions that stored no seals.
+    pub seal: Option<[u8; SEAL_BYTES]>,
+}
+
+/// A rollout of a batch, kept or masked, without its payload.
+#[derive(Clone, Debug)]
+pub struct BatchMember {
+    /// Its row.
+    pub row: SealedRow,
+    /// Its group.
+    pub group_pk: GroupPk,
+    /// Advantage.
+    pub advantage: f64,
+    /// Segments with a trained token.
+    pub trained_segments: u32,
+    /// Tokens of each segment; none if it has at most one segment, and in rows of versions that did not store them.
+    pub segment_tokens: Option<Vec<u64>>,
+    /// Trained tokens.
+    pub trained_tokens: u64,
+    /// Tokens of versions below this one are delivered with mask 0.
+    pub mask_below: Option<Version>,
+    /// Checksum of the advantages of its group.
+    pub group_seal: Option<[u8; SEAL_BYTES]>,
+}
+
+impl BatchMember {
+    /// The number of rows that it is delivered as. A rollout without segments has one row.
+    #[must_use]
+    pub fn rows(&self) -> usize {
+        self.row.segments.max(1) as usize
+    }
+
+    /// The tokens of each of its rows. If they were not stored, the tokens of the rollout in about equal parts.
+    pub fn row_tokens(&self) -> impl Iterator<Item = u64> {
+        let rows = self.rows();
+        let stored = self.segment_tokens.as_deref().filter(|stored| stored.len() == rows);
+        let (part, rest) = (self.row.tokens / rows as u64, self.row.tokens % rows as u64);
+        (0..rows).map(move |row| stored.map_or(part + u64::from((row as u64) < rest), |stored| stored[row]))
+    }
+}
+
+impl AsRef<SealedRow> for BatchMember {
+    fn as_ref(&self) -> &SealedRow {
+        &self.row
+    }
+}
+
+/// A rollout to look at.
+#[derive(Clone, Debug)]
+pub struct FindContent {
+    /// Its policy.
+    pub policy: PolicyName,
+    /// Its id.
+    pub rollout_id: RolloutId,
+}
+
+/// A rollout, and what its payload is checked with.
+#[derive(Clone, Debug)]
+pub struct StoredContent {
+    /// What happened to it.
+    pub story: Story,
+    /// The columns of its row.
+    pub member: BatchMember,
+    /// The batch that contains it.
+    pub batch: Option<Batch>,
+    /// Whether its payload is stored.
+    pub has_payload: bool,
+}
+
+/// A payload with the key of its rollout.
+#[derive(Clone, Debug)]
+pub struct StoredPayload {
+    /// Key of the rollout.
+    pub rollout_pk: RolloutPk,
+    /// The payload.
+    pub payload: Payload,
+}
+
+/// A rollout of a batch, and which of its rows are read.
+#[derive(Clone, Debug)]
+pub struct Part {
+    pub member: BatchMember,
+    /// Whether each row is wanted; none if all are.
+    pub wanted: Option<Vec<bool>>,
+}
+
+impl AsRef<SealedRow> for Part {
+    fn as_ref(&self) -> &SealedRow {
+        &self.member.row
+    }
+}

@@ -1,0 +1,147 @@
+//! A rollout as it is delivered: the stored data is checked first, then masked.
+//!
+//! Separate from the reader, which turns checked rollouts into rows and does not handle damage.
+
+use forebay_wire::{Segment, VersionSpan};
+
+use crate::{
+    formats::{
+        payload::{Damaged, Payload, SegmentColumns, SegmentHeader, Unpacked},
+        seal,
+    },
+    ids::Version,
+    samples::{BatchMember, pages},
+    staleness::{TrainedSpan, mask_below},
+    states::Verdict,
+    weights::RolloutMask,
+};
+
+/// A rollout whose stored data is undamaged, with its mask as delivered.
+pub struct CheckedRollout<S = Segment> {
+    pub member: BatchMember,
+    pub rollout: Unpacked<S>,
+    pub mask: RolloutMask,
+    pub policy_version: Version,
+}
+
+impl CheckedRollout {
+    /// Checks digest and seal, unpacks, and zeroes the mask of tokens that must not be trained.
+    pub fn new(member: BatchMember, payload: &Payload) -> Result<Self, Damaged> {
+        Self::with_sent(member, payload, |_| ()).map(|(checked, ())| checked)
+    }
+
+    /// The same, with what a function makes of the segments as sent.
+    pub fn with_sent<T>(
+        member: BatchMember,
+        payload: &Payload,
+        sent: impl FnOnce(&[Segment]) -> T,
+    ) -> Result<(Self, T), Damaged> {
+        let mut rollout = pages::unpack(&member.row, payload)?;
+        let sent = sent(&rollout.segments);
+        let masks =
+            rollout.segments.iter_mut().map(|segment| (segment.versions.as_deref(), &mut segment.loss_mask[..]));
+        let (mask, policy_version) = mask_as_delivered(&member, masks)?;
+        Ok((Self { member, rollout, mask, policy_version }, sent))
+    }
+}
+
+impl CheckedRollout<SegmentHeader> {
+    /// Checks digest and seal, unpacks the columns of the segments after those of other rollouts, and zeroes the mask of
+    /// tokens that must not be trained. After an error, the columns have a part of the rollout.
+    pub fn unpack_onto(columns: &mut SegmentColumns, member: BatchMember, payload: &Payload) -> Result<Self, Damaged> {
+        pages::check_seal(&member.row, payload)?;
+        let start = columns.loss_mask.len();
+        let rollout = payload.unpack_onto(columns)?;
+        let mut rest = &mut columns.loss_mask[start..];
+        let masks = rollout.segments.iter().map(|segment| {
+            let (mask, others) = std::mem::take(&mut rest).split_at_mut(segment.response);
+            rest = others;
+            (segment.versions.as_deref(), mask)
+        });
+        let (mask, policy_version) = mask_as_delivered(&member, masks)?;
+        Ok(Self { member, rollout, mask, policy_version })
+    }
+}
+
+/// Zeroes the mask of tokens that must not be trained. Returns what is left of the mask, and the version of the rollout.
+fn mask_as_delivered<'a>(
+    member: &BatchMember,
+    segments: impl Iterator<Item = (Option<&'a [VersionSpan]>, &'a mut [u8])>,
+) -> Result<(RolloutMask, Version), Damaged> {
+    let spans = member.row.trained_spans.as_deref().unwrap_or_default();
+    let (mut mask, mut count) = (RolloutMask { trained_tokens: 0, trained_samples: 0 }, 0);
+    for (index, (versions, loss_mask)) in segments.enumerate() {
+        count += 1;
+        if member.row.verdict != Verdict::Kept {
+            loss_mask.fill(0);
+        } else if let Some(oldest) = member.mask_below {
+            mask_stale(versions, loss_mask, index as u32, spans, oldest);
+        }
+        let trained = ones(loss_mask);
+        mask.trained_tokens += trained;
+        mask.trained_samples += u64::from(trained > 0);
+    }
+    // Shards count rows before payloads are read. A row that they did not count would be in no shard.
+    if member.rows() != count.max(1) {
+        return Err(Damaged("it has another number of segments than its row says"));
+    }
+    // The weights and the totals of the batch were computed from the row's numbers.
+    let stated = (member.trained_tokens, u64::from(member.trained_segments));
+    if member.row.verdict == Verdict::Kept && stated != (mask.trained_tokens, mask.trained_samples) {
+        return Err(Damaged("its mask does not add up to its row"));
+    }
+    // A rollout's version is the oldest version of its trained tokens, with the mask as delivered.
+    let left = member.mask_below.and_then(|oldest| mask_below(spans, oldest).trained_versions);
+    Ok((mask, left.map_or(member.row.policy_version, |versions| versions.oldest)))
+}
+
+/// Response tokens of a segment with mask 1.
+pub fn trained_tokens(segment: &Segment) -> u64 {
+    ones(&segment.loss_mask)
+}
+
+/// The number of ones in a mask.
+pub fn ones(mask: &[u8]) -> u64 {
+    mask.iter().map(|&bit| u64::from(bit)).sum()
+}
+
+/// The first rollout of each group whose advantages do not match their seal.
+pub fn broken_groups(members: &[BatchMember]) -> impl Iterator<Item = &BatchMember> {
+    let groups = members.chunk_by(|one, next| one.group_pk == next.group_pk);
+    let is_broken = |group: &&[BatchMember]| {
+        let found = seal::of_group(group.iter().map(|member| (member.row.rollout_pk, member.advantage)));
+        group[0].group_seal.is_some_and(|expected| expected != found)
+    };
+    groups.filter(is_broken).map(|group| &group[0])
+}
+
+/// The samples and tokens that the weights of a batch count: N, and the sum of all masks.
+pub fn totals(members: &[BatchMember]) -> (u64, u64) {
+    members.iter().fold((0, 0), |(samples, tokens), member| match member.row.verdict {
+        Verdict::Kept => (samples + u64::from(member.trained_segments.max(1)), tokens + member.trained_tokens),
+        Verdict::Masked | Verdict::Dropped | Verdict::Late => (samples + 1, tokens),
+    })
+}
+
+/// Zeroes the mask of tokens of versions below `oldest`.
+fn mask_stale(
+    versions: Option<&[VersionSpan]>,
+    loss_mask: &mut [u8],
+    index: u32,
+    trained: &[TrainedSpan],
+    oldest: Version,
+) {
+    let Some(versions) = versions else {
+        // If no span describes the segment, one version generated all of it.
+        let version = trained.iter().find(|span| span.segment == index).map(|span| span.version);
+        if version.is_some_and(|version| version < oldest) {
+            loss_mask.fill(0);
+        }
+        return;
+    };
+    for &VersionSpan(version, start, length) in versions {
+        if version < oldest.0 {
+            loss_mask[start as usize..(start + length) as usize].fill(0);
+        }
+    }
+}

@@ -1,0 +1,638 @@
+//! Stage 1, validate: turns a trajectory on the wire into one that every later stage can rely on.
+//!
+//! One constructor checks everything that needs neither rules nor state, and returns every violation. The next stage is
+//! [`ingest`](crate::ingest).
+
+pub mod turns;
+
+use std::collections::BTreeMap;
+
+use forebay_wire::{self as wire, Requirement, Retries, Sampling, Segment, Status, Violation};
+use serde_json::value::RawValue;
+
+use crate::{
+    formats::{
+        canonical::{CheckedJson, ContentDigest, Hasher, JsonKind, check_json},
+        codes,
+        columns::little_endian,
+    },
+    ids::{AdmissionId, ExecutionId, GroupId, InvalidId, PolicyName, RolloutId, Version},
+    staleness::{TrainedSpan, TrainedVersions},
+    surrogates::LoneSurrogates,
+    warnings::{LOGPROB_MAX, LOGPROB_NONE, Warning, delivered_dropped, version_warning, warnings},
+};
+
+/// The most violations reported for one request: enough to fix a producer, and a bounded answer.
+pub const VIOLATIONS_MAX: usize = 100;
+
+/// The most rollouts of a group.
+pub const GROUP_SIZE_MAX: u32 = 65_536;
+
+/// The most entries of `reward_components`.
+pub const REWARD_COMPONENTS_MAX: usize = 64;
+
+/// Bounds that an operator sets.
+#[derive(Clone, Copy, Debug)]
+pub struct TrajectoryLimits {
+    /// The most tokens over all segments, and over all turns with their prompts.
+    pub tokens_max: usize,
+    /// The most segments, and the most turns.
+    pub segments_max: usize,
+    /// The most bytes of `metadata` as sent.
+    pub metadata_bytes_max: usize,
+    /// What becomes of halves of surrogate pairs in `messages` and `metadata`.
+    pub lone_surrogates: LoneSurrogates,
+}
+
+/// The complete record of one rollout, valid in itself.
+#[derive(Debug)]
+pub struct Trajectory {
+    pub policy: PolicyName,
+    pub rollout_id: RolloutId,
+    pub group_id: Option<GroupId>,
+    pub group_size: Option<u32>,
+    pub execution_id: Option<ExecutionId>,
+    pub admission_id: Option<AdmissionId>,
+    pub facts: Facts,
+    pub sampling: Sampling,
+    pub segments: Vec<Segment>,
+    pub messages: Option<Box<RawValue>>,
+    pub content: ContentDigest,
+    /// What became of its turns, if it was posted as turns.
+    pub assembly: Option<wire::Assembly>,
+    /// The same trajectory with the segments that it has by another rule about retries than the default, where they
+    /// differ.
+    pub others: Vec<(Retries, Self)>,
+}
+
+/// Asks for this many bytes of memory, for segments that are larger than the turns they are assembled from.
+pub type Memory<'m> = dyn FnMut(usize) -> bool + 'm;
+
+/// There is no memory for the segments that turns would be assembled into.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("there is no memory for the segments that the turns would be assembled into")]
+pub struct NoMemory;
+
+/// The facts about a rollout that rules and the ledger use without reading its payload.
+#[derive(Debug, Clone)]
+pub struct Facts {
+    /// How the execution ended.
+    pub status: Status,
+    /// Reward as sent, except that -0 is 0.
+    pub reward: Option<f64>,
+    /// Named parts of the reward.
+    pub reward_components: BTreeMap<String, f64>,
+    /// Label of the environment.
+    pub environment: Option<String>,
+    /// Free-form object as sent.
+    pub metadata: Option<Box<RawValue>>,
+    /// Divisor of the logits at sampling.
+    pub temperature: f32,
+    /// The number of segments.
+    pub segments: u32,
+    /// Segments with a trained token.
+    pub trained_segments: u32,
+    /// Prompt and response tokens.
+    pub tokens: u64,
+    /// Response tokens.
+    pub response_tokens: u64,
+    /// Response tokens with mask 1.
+    pub trained_tokens: u64,
+    /// Tokens of the longest segment.
+    pub max_segment_tokens: u64,
+    /// Tokens of each segment, if there are several.
+    pub segment_tokens: Option<Vec<u64>>,
+    /// Which weights generated the tokens.
+    pub versions: VersionFacts,
+    /// The required columns that are present.
+    pub columns: Columns,
+    /// Warnings that do not depend on the policy.
+    pub warnings: Vec<Warning>,
+    /// Whether it was made of turns or calls, and none of them sampled a token.
+    pub sampled_nothing: bool,
+    /// Trained tokens by segment and version. The version is none for tokens that no span describes.
+    spans: Vec<UnresolvedSpan>,
+}
+
+/// Trained tokens of a segment that one version generated, which may be absent.
+#[derive(Debug, Clone, Copy)]
+struct UnresolvedSpan {
+    segment: u32,
+    version: Option<Version>,
+    tokens: u64,
+}
+
+/// The weight versions that generated a rollout, before an absent one is resolved.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct VersionFacts {
+    declared: Option<i64>,
+    /// Versions of spans with a trained token.
+    trained_spans: Option<TrainedVersions>,
+    /// Oldest version of a span.
+    oldest_span: Option<i64>,
+    /// Newest version of a span.
+    newest_span: Option<i64>,
+    /// Whether no span describes some trained token, or the rollout as a whole.
+    uncovered: bool,
+    trains: bool,
+    /// Whether the versions of some spans are assumed, because an engine did not say them.
+    pub spans_assumed: bool,
+}
+
+/// A rollout's version once the current one is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ResolvedVersions {
+    /// The rollout's version: its oldest span with a trained token.
+    pub version: Version,
+    /// Versions of its trained tokens; none if no token is trained.
+    pub trained: Option<TrainedVersions>,
+    /// Whether the producer sent no version, or an engine said none in a session, and the current version stands in.
+    pub assumed: bool,
+}
+
+impl VersionFacts {
+    /// Resolves an absent version to the one of the admission, or else to the one that is current at arrival.
+    #[must_use]
+    pub fn resolve(&self, admitted: Option<Version>, current: Version) -> ResolvedVersions {
+        let stated = self.stated(admitted, current);
+        let is_absent = self.declared.is_none() && admitted.is_none() && self.uncovered;
+        let assumed = is_absent || self.spans_assumed;
+        let without_span = (self.uncovered && self.trains).then(|| TrainedVersions::one(stated));
+        let trained = TrainedVersions::of_all([self.trained_spans, without_span]);
+        let fallback = if self.uncovered { stated } else { self.oldest_span.map_or(stated, Version) };
+        ResolvedVersions { version: trained.map_or(fallback, |trained| trained.oldest), trained, assumed }
+    }
+
+    /// A warning about the versions, given the current version.
+    #[must_use]
+    pub fn warning(&self, current: Version) -> Option<Warning> {
+        version_warning(self.declared.max(self.newest_span), current)
+    }
+
+    /// The version of tokens that no span describes.
+    #[must_use]
+    pub fn stated(&self, admitted: Option<Version>, current: Version) -> Version {
+        self.declared.map(Version).or(admitted).unwrap_or(current)
+    }
+}
+
+/// Which of the columns that a policy may require are present.
+#[derive(Debug, Clone, Copy, Default)]
+#[expect(clippy::struct_excessive_bools, reason = "one per requirement, not a state machine")]
+pub struct Columns {
+    logprobs: bool,
+    teacher_logprobs: bool,
+    values: bool,
+    policy_version: bool,
+}
+
+impl Facts {
+    /// Trained tokens by segment and version, in order; `stated` is the version of tokens that no span describes.
+    #[must_use]
+    pub fn trained_spans(&self, stated: Version) -> Vec<TrainedSpan> {
+        let resolve = |&UnresolvedSpan { segment, version, tokens }: &UnresolvedSpan| TrainedSpan {
+            segment,
+            version: version.unwrap_or(stated),
+            tokens,
+        };
+        self.spans.iter().map(resolve).collect()
+    }
+
+    /// Whether a required column is present. A rollout without generated tokens needs no column except its version.
+    #[must_use]
+    pub fn has(&self, requirement: Requirement) -> bool {
+        let ended_early = matches!(self.status, Status::Aborted | Status::Failed);
+        let never_generated = self.segments == 0 && (ended_early || self.sampled_nothing);
+        match requirement {
+            Requirement::PolicyVersion => self.columns.policy_version,
+            _ if never_generated => true,
+            Requirement::Tokens => self.segments > 0,
+            Requirement::Logprobs => self.columns.logprobs,
+            Requirement::TeacherLogprobs => self.columns.teacher_logprobs,
+            Requirement::Values => self.columns.values,
+        }
+    }
+}
+
+impl Trajectory {
+    /// Checks a trajectory; on failure returns up to [`VIOLATIONS_MAX`] violations with pointers into it.
+    pub fn parse(sent: wire::Trajectory, limits: &TrajectoryLimits) -> Result<Self, Vec<Violation>> {
+        Self::parse_within(sent, limits, &mut |_| true).unwrap_or_else(|NoMemory| Err(Vec::new()))
+    }
+
+    /// Like [`parse`](Self::parse), but asks for memory before segments are assembled that are larger than their turns.
+    pub fn parse_within(
+        mut sent: wire::Trajectory,
+        limits: &TrajectoryLimits,
+        memory: &mut Memory<'_>,
+    ) -> Result<Result<Self, Vec<Violation>>, NoMemory> {
+        let replaced = limits.lone_surrogates.replace(&mut sent);
+        let mut found = Violations::default();
+        let policy = found.id("/policy", sent.policy.as_deref(), PolicyName::parse).unwrap_or_default();
+        let named_rollout = found.id("/rollout_id", sent.rollout_id.as_deref(), RolloutId::parse);
+        let group_id = found.id("/group_id", sent.group_id.as_deref(), GroupId::parse);
+        let execution_id = found.id("/execution_id", sent.execution_id.as_deref(), ExecutionId::parse);
+        let admission_id = found.id("/admission_id", sent.admission_id.as_deref(), str::parse);
+        found.text("/environment", sent.environment.as_deref());
+        check_scalars(&sent, &mut found);
+        clear_ignored(&mut sent.segments);
+        check_segments(&sent.segments, limits, &mut found);
+        turns::check(&sent, limits, &mut found);
+        let messages = found.json("/messages", sent.messages.as_deref(), usize::MAX, JsonKind::Array);
+        let metadata = found.json("/metadata", sent.metadata.as_deref(), limits.metadata_bytes_max, JsonKind::Object);
+        if !found.0.is_empty() {
+            return Ok(Err(found.0));
+        }
+        let rollout_id = named_rollout.unwrap_or_else(RolloutId::mint);
+        let content = digest(&sent, &policy, &rollout_id, messages, metadata);
+        let sampled_nothing = !sent.turns.is_empty() && sent.turns.iter().all(|turn| turn.tokens.is_empty());
+        let checked = |sent: wire::Trajectory, retries, assembly: Option<wire::Assembly>, others| {
+            let mut facts = facts(&sent, sampled_nothing);
+            facts.warnings.extend(replaced.clone());
+            facts
+                .warnings
+                .extend(assembly.and_then(|assembly| delivered_dropped(assembly.dropped.retry.into(), retries)));
+            Self {
+                facts,
+                policy: policy.clone(),
+                rollout_id: rollout_id.clone(),
+                group_id: group_id.clone(),
+                group_size: sent.group_size,
+                execution_id: execution_id.clone(),
+                admission_id,
+                sampling: sent.sampling,
+                segments: sent.segments,
+                messages: sent.messages,
+                content,
+                assembly,
+                others,
+            }
+        };
+        if sent.turns.is_empty() {
+            return Ok(Ok(checked(sent, Retries::default(), None, Vec::new())));
+        }
+        let Some(assembled) = turns::assemble(&sent, limits, &mut found, memory)? else {
+            return Ok(Err(found.0));
+        };
+        sent.turns = Vec::new();
+        let of_rule = |(retries, segments, counts)| {
+            (retries, checked(wire::Trajectory { segments, ..sent.clone() }, retries, Some(counts), Vec::new()))
+        };
+        let others = assembled.others.into_iter().map(of_rule).collect();
+        let sent = wire::Trajectory { segments: assembled.segments, ..sent };
+        Ok(Ok(checked(sent, Retries::default(), Some(assembled.counts), others)))
+    }
+}
+
+/// The violations found so far, bounded in number.
+#[derive(Default)]
+struct Violations(Vec<Violation>);
+
+impl Violations {
+    fn push(&mut self, pointer: impl Into<String>, detail: impl Into<String>) {
+        if self.0.len() < VIOLATIONS_MAX {
+            self.0.push(Violation { pointer: pointer.into(), detail: detail.into() });
+        }
+    }
+
+    fn require(&mut self, holds: bool, pointer: &str, detail: &str) {
+        if !holds {
+            self.push(pointer, detail);
+        }
+    }
+
+    fn id<T>(&mut self, pointer: &str, text: Option<&str>, parse: impl Fn(&str) -> Result<T, InvalidId>) -> Option<T> {
+        match parse(text?) {
+            Ok(id) => Some(id),
+            Err(error) => {
+                self.push(pointer, error.to_string());
+                None
+            }
+        }
+    }
+
+    fn text(&mut self, pointer: &str, text: Option<&str>) {
+        self.id(pointer, text, GroupId::parse);
+    }
+
+    fn json(&mut self, pointer: &str, raw: Option<&RawValue>, bytes_max: usize, kind: JsonKind) -> Option<CheckedJson> {
+        let raw = raw?;
+        if raw.get().len() > bytes_max {
+            self.push(pointer, format!("must be at most {bytes_max} bytes"));
+            return None;
+        }
+        match check_json(raw) {
+            Err(detail) => {
+                self.push(pointer, detail);
+                None
+            }
+            Ok(json) => {
+                let shape = if kind == JsonKind::Array { "must be an array" } else { "must be an object" };
+                self.require(json.kind == kind, pointer, shape);
+                Some(json)
+            }
+        }
+    }
+}
+
+fn check_scalars(sent: &wire::Trajectory, found: &mut Violations) {
+    if let Some(size) = sent.group_size {
+        found.require((1..=GROUP_SIZE_MAX).contains(&size), "/group_size", &format!("must be 1 to {GROUP_SIZE_MAX}"));
+        found.require(
+            sent.group_id.is_some() || size == 1,
+            "/group_size",
+            "must be 1 without a `group_id`: the rollout is then a group of its own",
+        );
+    }
+    found.require(sent.policy_version.is_none_or(|v| v >= 0), "/policy_version", "must be 0 or above");
+    found.require(sent.reward.is_none_or(f64::is_finite), "/reward", "must be finite");
+    found.require(
+        sent.reward_components.len() <= REWARD_COMPONENTS_MAX,
+        "/reward_components",
+        &format!("must have at most {REWARD_COMPONENTS_MAX} entries"),
+    );
+    for (name, value) in &sent.reward_components {
+        let pointer = format!("/reward_components/{}", escape(name));
+        found.text(&pointer, Some(name));
+        found.require(value.is_finite(), &pointer, "must be finite");
+    }
+    let Sampling { temperature, top_p, top_k } = sent.sampling;
+    found.require(temperature.is_finite() && temperature > 0.0, "/sampling/temperature", "must be finite and above 0");
+    found.require(top_p > 0.0 && top_p <= 1.0, "/sampling/top_p", "must be above 0 and at most 1");
+    found.require(top_k == -1 || top_k > 0, "/sampling/top_k", "must be -1 (all) or above 0");
+}
+
+/// A JSON pointer's reference token (RFC 6901).
+fn escape(token: &str) -> String {
+    token.replace('~', "~0").replace('/', "~1")
+}
+
+fn check_segments(segments: &[Segment], limits: &TrajectoryLimits, found: &mut Violations) {
+    if segments.len() > limits.segments_max {
+        found.push("/segments", format!("must have at most {} segments", limits.segments_max));
+        return;
+    }
+    let tokens: usize = segments.iter().map(|segment| segment.tokens.len()).sum();
+    if tokens > limits.tokens_max {
+        found.push("/segments", format!("must have at most {} tokens, has {tokens}", limits.tokens_max));
+        return;
+    }
+    for (index, segment) in segments.iter().enumerate() {
+        check_segment(&format!("/segments/{index}"), segment, found);
+    }
+}
+
+/// Replaces log-probabilities that are ignored, because their mask is 0, and that are no finite numbers. What is
+/// delivered to trainers is then finite.
+fn clear_ignored(segments: &mut [Segment]) {
+    for segment in segments {
+        for column in [&mut segment.logprobs, &mut segment.teacher_logprobs].into_iter().flatten() {
+            if column.len() != segment.loss_mask.len() || column.iter().fold(true, |all, value| all & value.is_finite())
+            {
+                continue;
+            }
+            for (value, _) in column.iter_mut().zip(&segment.loss_mask).filter(|(_, bit)| **bit == 0) {
+                *value = if value.is_finite() { *value } else { 0.0 };
+            }
+        }
+    }
+}
+
+fn check_segment(at: &str, segment: &Segment, found: &mut Violations) {
+    let response = segment.loss_mask.len();
+    found.text(&format!("{at}/kind"), segment.kind.as_deref());
+    if segment.tokens.len() <= response {
+        let detail = format!(
+            "must hold at least one prompt token before the {response} response tokens of `loss_mask`, has {}",
+            segment.tokens.len()
+        );
+        found.push(format!("{at}/tokens"), detail);
+    }
+    each(&format!("{at}/tokens"), &segment.tokens, |&id| id >= 0, "must be 0 or above", found);
+    each(&format!("{at}/loss_mask"), &segment.loss_mask, |&bit| bit <= 1, "must be 0 or 1", found);
+    if let Some(length) = segment.response_length
+        && length as usize != response
+    {
+        found.push(format!("{at}/response_length"), format!("is {length}, but `loss_mask` covers {response} tokens"));
+    }
+    for (name, column) in
+        [("logprobs", &segment.logprobs), ("teacher_logprobs", &segment.teacher_logprobs), ("values", &segment.values)]
+    {
+        let Some(column) = column else { continue };
+        let pointer = format!("{at}/{name}");
+        if column.len() != response {
+            found.push(&pointer, format!("has {} entries for {response} response tokens", column.len()));
+        }
+        let detail =
+            if name == "values" { "must be finite as a 32-bit float" } else { "must be finite where the mask is 1" };
+        each(&pointer, column, |value| value.is_finite(), detail, found);
+        if name != "values" && column.len() == response {
+            check_logprobs(&pointer, column, &segment.loss_mask, found);
+        }
+    }
+    if let Some(spans) = &segment.versions {
+        check_spans(&format!("{at}/versions"), spans, response, found);
+    }
+}
+
+/// Refuses log-probabilities of trained tokens that are further above 0 than rounding explains, or that stand for none.
+/// Values that are not finite are refused elsewhere.
+fn check_logprobs(at: &str, column: &[f32], mask: &[u8], found: &mut Violations) {
+    let is_impossible = |(&logprob, &bit): (&f32, &u8)| {
+        bit == 1 && (logprob > LOGPROB_MAX || logprob <= LOGPROB_NONE) && logprob.is_finite()
+    };
+    if !column.iter().zip(mask).fold(false, |any, entry| any | is_impossible(entry)) {
+        return;
+    }
+    let impossible = column.iter().zip(mask).enumerate().filter(|(_, entry)| is_impossible(*entry));
+    for (index, (logprob, _)) in impossible.take(VIOLATIONS_MAX) {
+        let detail = if *logprob > LOGPROB_MAX {
+            format!("is {logprob}: no log-probability is above 0")
+        } else {
+            format!(
+                "is {logprob}, which vLLM writes if it has no log-probability of a token: start it with \
+                 --logprobs-mode processed_logprobs, or set the mask of this token to 0"
+            )
+        };
+        found.push(format!("{at}/{index}"), detail);
+    }
+}
+
+fn each<T>(at: &str, items: &[T], valid: impl Fn(&T) -> bool, detail: &str, found: &mut Violations) {
+    // Nearly all columns are valid, and checking only that is several times faster than searching for the first fault.
+    if items.iter().fold(true, |all, item| all & valid(item)) {
+        return;
+    }
+    for (index, _) in items.iter().enumerate().filter(|(_, item)| !valid(item)).take(VIOLATIONS_MAX) {
+        found.push(format!("{at}/{index}"), detail);
+    }
+}
+
+fn check_spans(at: &str, spans: &[wire::VersionSpan], response: usize, found: &mut Violations) {
+    let mut next = 0_i64;
+    let before = found.0.len();
+    for (index, wire::VersionSpan(version, start, length)) in spans.iter().copied().enumerate() {
+        if version < 0 {
+            found.push(format!("{at}/{index}/0"), "must be 0 or above");
+        }
+        if start != next {
+            found.push(format!("{at}/{index}/1"), format!("must be {next}: spans tile the response"));
+        }
+        if length < 1 {
+            found.push(format!("{at}/{index}/2"), "must be 1 or above");
+        }
+        next = start.saturating_add(length);
+    }
+    if next != response as i64 && found.0.len() == before {
+        found.push(at, format!("must end at {response}, the end of the response, not at {next}"));
+    }
+}
+
+fn facts(sent: &wire::Trajectory, sampled_nothing: bool) -> Facts {
+    let trained = |segment: &Segment| segment.loss_mask.iter().map(|&bit| u64::from(bit)).sum::<u64>();
+    let every = |has: fn(&Segment) -> bool| !sent.segments.is_empty() && sent.segments.iter().all(has);
+    let tokens = || sent.segments.iter().map(|segment| segment.tokens.len() as u64);
+    let versions = version_facts(sent);
+    Facts {
+        status: sent.status,
+        // Adding 0 turns -0 into 0. SQLite does not store the sign, and both databases must give the same values.
+        reward: sent.reward.map(|reward| reward + 0.0),
+        reward_components: sent.reward_components.clone(),
+        environment: sent.environment.clone(),
+        metadata: sent.metadata.clone(),
+        temperature: sent.sampling.temperature,
+        segments: sent.segments.len() as u32,
+        trained_segments: sent.segments.iter().filter(|segment| trained(segment) > 0).count() as u32,
+        tokens: tokens().sum(),
+        response_tokens: sent.segments.iter().map(|segment| segment.loss_mask.len() as u64).sum(),
+        trained_tokens: sent.segments.iter().map(trained).sum(),
+        max_segment_tokens: tokens().max().unwrap_or(0),
+        segment_tokens: (sent.segments.len() > 1).then(|| tokens().collect()),
+        columns: Columns {
+            logprobs: every(|segment| segment.logprobs.is_some() || segment.loss_mask.is_empty()),
+            teacher_logprobs: every(|segment| segment.teacher_logprobs.is_some() || segment.loss_mask.is_empty()),
+            values: every(|segment| segment.values.is_some() || segment.loss_mask.is_empty()),
+            policy_version: sent.policy_version.is_some() || every(|segment| segment.versions.is_some()),
+        },
+        warnings: warnings(&sent.sampling, &sent.segments),
+        versions,
+        sampled_nothing,
+        spans: trained_spans(&sent.segments),
+    }
+}
+
+fn trained_spans(segments: &[Segment]) -> Vec<UnresolvedSpan> {
+    let mut found: Vec<UnresolvedSpan> = Vec::new();
+    let mut add = |segment: usize, version: Option<Version>, mask: &[u8]| {
+        let segment = segment as u32;
+        let tokens = mask.iter().map(|&bit| u64::from(bit)).sum();
+        match found.last_mut() {
+            _ if tokens == 0 => {}
+            Some(last) if (last.segment, last.version) == (segment, version) => last.tokens += tokens,
+            _ => found.push(UnresolvedSpan { segment, version, tokens }),
+        }
+    };
+    for (index, segment) in segments.iter().enumerate() {
+        let mask = &segment.loss_mask;
+        match &segment.versions {
+            None => add(index, None, mask),
+            Some(spans) => {
+                for &wire::VersionSpan(version, start, length) in spans {
+                    add(index, Some(Version(version)), &mask[start as usize..(start + length) as usize]);
+                }
+            }
+        }
+    }
+    found
+}
+
+fn version_facts(sent: &wire::Trajectory) -> VersionFacts {
+    let mut facts = VersionFacts {
+        declared: sent.policy_version,
+        uncovered: sent.segments.iter().all(|segment| segment.versions.is_none()),
+        ..VersionFacts::default()
+    };
+    for segment in &sent.segments {
+        let trains = segment.loss_mask.contains(&1);
+        facts.trains |= trains;
+        let Some(spans) = &segment.versions else {
+            facts.uncovered |= trains;
+            continue;
+        };
+        for &wire::VersionSpan(version, start, length) in spans {
+            facts.newest_span = facts.newest_span.max(Some(version));
+            facts.oldest_span = Some(facts.oldest_span.map_or(version, |oldest| oldest.min(version)));
+            if segment.loss_mask[start as usize..(start + length) as usize].contains(&1) {
+                let trained = Some(TrainedVersions::one(Version(version)));
+                facts.trained_spans = TrainedVersions::of_all([facts.trained_spans, trained]);
+            }
+        }
+    }
+    facts
+}
+
+/// The digest of the canonical content: aliases and defaults are resolved, floats are hashed as bits, and keys are
+/// sorted. Values that the server created or assumed count as absent. The size of the group is not part of it, because
+/// it belongs to the group.
+fn digest(
+    sent: &wire::Trajectory,
+    policy: &PolicyName,
+    rollout_id: &RolloutId,
+    messages: Option<CheckedJson>,
+    metadata: Option<CheckedJson>,
+) -> ContentDigest {
+    let mut hasher = Hasher::default();
+    hasher.text(policy.as_str());
+    hasher.text(rollout_id.as_str());
+    hasher.text(sent.group_id.as_deref().unwrap_or(rollout_id.as_str()));
+    hasher.option(sent.environment.as_deref(), Hasher::text);
+    hasher.option(sent.policy_version, Hasher::int);
+    hasher.tag(codes::of_status(sent.status));
+    hasher.option(sent.reward, Hasher::float);
+    hasher.int(sent.reward_components.len() as i64);
+    for (name, value) in &sent.reward_components {
+        hasher.text(name);
+        hasher.float(*value);
+    }
+    hasher.float(f64::from(sent.sampling.temperature));
+    hasher.float(f64::from(sent.sampling.top_p));
+    hasher.int(i64::from(sent.sampling.top_k));
+    if sent.turns.is_empty() {
+        hasher.int(sent.segments.len() as i64);
+        for segment in &sent.segments {
+            digest_segment(&mut hasher, segment);
+        }
+    } else {
+        turns::digest(&mut hasher, &sent.turns);
+    }
+    hasher.option(messages, |hasher, json| hasher.digest(json.digest));
+    hasher.option(metadata, |hasher, json| hasher.digest(json.digest));
+    // It adds nothing if it is absent, so such contents have the digests that versions without executions stored.
+    if let Some(execution_id) = &sent.execution_id {
+        hasher.text(execution_id);
+    }
+    hasher.finish()
+}
+
+fn digest_segment(hasher: &mut Hasher, segment: &Segment) {
+    hasher.option(segment.kind.as_deref(), Hasher::text);
+    hasher.bytes(&little_endian(&segment.tokens));
+    hasher.bytes(&segment.loss_mask);
+    hasher.option(segment.logprobs.as_deref(), floats);
+    hasher.option(segment.teacher_logprobs.as_deref(), floats);
+    hasher.option(segment.values.as_deref(), floats);
+    hasher.option(segment.versions.as_deref(), digest_spans);
+}
+
+fn floats(hasher: &mut Hasher, column: &[f32]) {
+    hasher.bytes(&little_endian(column));
+}
+
+fn digest_spans(hasher: &mut Hasher, spans: &[wire::VersionSpan]) {
+    hasher.int(spans.len() as i64);
+    for wire::VersionSpan(version, start, length) in spans {
+        hasher.int(*version);
+        hasher.int(*start);
+        hasher.int(*length);
+    }
+}
