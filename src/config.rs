@@ -20,6 +20,9 @@ use std::{
 
 use axum::http::uri::Authority;
 use forebay_domain::{ids::PolicyName, rules::Rules, surrogates::LoneSurrogates};
+use forebay_store::{
+    self as store, OBJECTS_CACHE_BYTES, OBJECTS_GRACE_S, ObjectsClaim, PayloadKind, PayloadOptions, SEGMENT_FILE_BYTES,
+};
 use forebay_wire::{PolicyRules, Violation};
 use serde::Deserialize;
 
@@ -34,9 +37,6 @@ use crate::{
     buffer::BufferOptions,
     facades::FacadeConfig,
     server::ServerLimits,
-    store::{
-        self, OBJECTS_CACHE_BYTES, OBJECTS_GRACE_S, ObjectsClaim, PayloadKind, PayloadOptions, SEGMENT_FILE_BYTES,
-    },
     telemetry::LogFormat,
     tls::{self, TlsFiles},
 };
@@ -118,7 +118,7 @@ impl From<String> for DatabaseUrl {
 
 impl fmt::Debug for DatabaseUrl {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&crate::store::redact(&self.0))
+        f.write_str(&forebay_store::redact(&self.0))
     }
 }
 

@@ -68,7 +68,7 @@ enum Command {
     /// meanwhile. An interrupted command can be run again.
     MovePayloads {
         /// Where they are stored from now on
-        kind: forebay::store::PayloadKind,
+        kind: forebay_store::PayloadKind,
         /// URL of the object store, if the database does not record it yet
         #[arg(long, env = "FOREBAY_OBJECTS_URL", value_name = "URL")]
         objects_url: Option<String>,

@@ -14,6 +14,7 @@ use std::{
 };
 
 use axum::Router;
+use forebay_telemetry::metrics::Metrics;
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
     server::graceful::{GracefulShutdown, Watcher},
@@ -28,12 +29,11 @@ use tokio_io_timeout::TimeoutStream;
 use tokio_rustls::TlsAcceptor;
 
 use crate::{
-    access::keyring::Keyring,
     agents::{self, AgentUrls, Agents, Upstreams},
     api::{self, Access, Api, BodyLimits, Tokenizers},
     buffer::Buffer,
     facades::{self, FacadeConfig},
-    metrics::Metrics,
+    keyring::Keyring,
     tls::Tls,
 };
 

@@ -9,10 +9,10 @@ use std::{
     },
 };
 
-use forebay::{
-    access::keyring::Keyring, api::Access, buffer::Buffer, config::Config, metrics::Metrics, server::Server, store,
-};
+use forebay::{api::Access, buffer::Buffer, config::Config, keyring::Keyring, server::Server};
 use forebay_domain::clock::AnchoredClock;
+use forebay_store as store;
+use forebay_telemetry::metrics::Metrics;
 use tokio::{net::TcpListener, sync::oneshot};
 
 /// Number of rollouts in a body.

@@ -5,7 +5,7 @@ use forebay_domain::ids::PolicyName;
 use forebay_gateway::canonical::{History, Record};
 
 use super::{histories, upstreams::Upstreams};
-use crate::buffer::port::{Conversation, Conversations};
+use crate::buffer::conversations::{Conversation, Conversations};
 
 impl Conversations for Upstreams {
     fn begin(&self) -> Box<dyn Conversation> {

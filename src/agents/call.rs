@@ -27,6 +27,7 @@ use forebay_gateway::{
     upstream::{Answered, Streaming},
     work,
 };
+use forebay_telemetry::metrics::CallInFlight;
 use forebay_wire::VersionSpan;
 use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
@@ -50,7 +51,6 @@ use crate::{
         error::BufferError,
         session::{CallPermit, NewCall, Replayed},
     },
-    metrics::CallInFlight,
 };
 
 /// A parsed call of a session.

@@ -10,12 +10,12 @@ use forebay_gateway::{
     canonical::{Canonical, Continued, Paths, Record},
     completion::AssistantMessage,
 };
+use forebay_store::error::StoreError;
 use serde::Deserialize;
 
 use crate::buffer::{
     Buffer,
     error::BufferError,
-    port::error::StoreError,
     session::{CallPermit, KnownCalls, RecentSessions, RecordedText, RecordedTexts},
 };
 

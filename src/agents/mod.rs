@@ -40,7 +40,10 @@ mod urls;
 use std::{sync::Arc, time::Duration};
 
 use axum::http::HeaderValue;
+use forebay_telemetry::metrics::Metrics;
 use tokio::sync::watch;
+
+use crate::{budget::Budget, buffer::Buffer};
 
 pub use self::{
     audits::AuditOptions,
@@ -48,7 +51,6 @@ pub use self::{
     upstreams::{ExactConfig, FamilyConfig, NoUpstream, UpstreamConfig, UpstreamError, Upstreams},
     urls::AgentUrls,
 };
-use crate::{budget::Budget, buffer::Buffer, metrics::Metrics};
 
 /// Limits and times of the calls of agents.
 #[derive(Clone, Debug)]

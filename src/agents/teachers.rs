@@ -12,7 +12,7 @@ use super::{
     asking::widened,
     upstreams::{Route, Upstreams},
 };
-use crate::buffer::port::{TeacherFault, Teachers, Unscored};
+use crate::buffer::teachers::{TeacherFault, Teachers, Unscored};
 
 /// How many segments one engine scores at once. Reading prompts keeps an engine busy with a few of them.
 pub(super) const SCORES_AT_ONCE: usize = 16;

@@ -14,6 +14,7 @@ use std::{
 };
 
 use forebay_domain::{
+    access::globs::PolicyGlobs,
     ids::PolicyName,
     session::{ANY_MODEL, SessionPolicy, SessionSpec},
 };
@@ -25,6 +26,7 @@ use forebay_gateway::{
         probe::{LogprobScale, Verdict},
     },
 };
+use forebay_telemetry::metrics::Metrics;
 use forebay_wire as wire;
 use tokio::{
     sync::{Mutex, Notify, Semaphore, watch},
@@ -32,7 +34,7 @@ use tokio::{
 };
 
 use super::{asking, audits::Audits, exact::Exact, teachers::SCORES_AT_ONCE};
-use crate::{access::globs::PolicyGlobs, buffer::session::CallPermit, metrics::Metrics};
+use crate::buffer::session::CallPermit;
 
 /// The pause between two probes of an engine that is ready.
 const PROBE_EVERY: Duration = Duration::from_mins(1);

@@ -9,6 +9,7 @@ use axum::{
     http::{HeaderMap, HeaderValue, StatusCode, header},
 };
 use bytes::Bytes;
+use forebay_domain::access::Grant;
 use forebay_gateway::structure;
 use forebay_wire::{ARROW_STREAM, Object, Violation};
 use http_body_util::BodyExt as _;
@@ -22,13 +23,10 @@ use super::{
     guard::owner,
     problem::Failure,
 };
-use crate::{
-    access::Grant,
-    budget::{
-        Owner,
-        arriving::{self, Arriving, Unread},
-        collected::{Collected, NoMemory},
-    },
+use crate::budget::{
+    Owner,
+    arriving::{self, Arriving, Unread},
+    collected::{Collected, NoMemory},
 };
 
 /// Media type of a JSON merge patch.

@@ -10,13 +10,12 @@ use axum::{
     http::{Method, StatusCode},
     response::{IntoResponse as _, Response},
 };
+use forebay_telemetry::metrics::Metrics;
 
 use super::problem::Failure;
+use crate::budget::{FREE_ANSWER_BYTES, Full, collected::NoMemory};
+
 pub(crate) use crate::budget::{Budget, Share, Shares, paid};
-use crate::{
-    budget::{FREE_ANSWER_BYTES, Full, collected::NoMemory},
-    metrics::Metrics,
-};
 
 /// The most bytes that the service holds for clients at the same time, by kind.
 #[derive(Clone, Copy, Debug)]

@@ -18,15 +18,12 @@ use axum::{
     middleware::Next,
     response::{IntoResponse, Response},
 };
-use forebay_domain::{ids::CallerId, session::SessionKey};
+use forebay_domain::{access::Grant, ids::CallerId, session::SessionKey};
 
 use super::{Api, body, problem::Failure, roles};
 use crate::{
-    access::{
-        Grant,
-        keyring::{Denied, Keyring},
-    },
     budget::Owner,
+    keyring::{Denied, Keyring},
 };
 
 /// Media types that a web page may post to another origin without a preflight request.

@@ -4,7 +4,7 @@ use std::{collections::VecDeque, io::Cursor};
 
 use axum::{Json, body::Body, extract::State, http::HeaderMap};
 use bytes::Bytes;
-use forebay_domain::{ingest::NewRollout, refusal::Refusal};
+use forebay_domain::{access::Grant, ingest::NewRollout, refusal::Refusal};
 use forebay_formats::{GroupSizes, Importer, Options, Record};
 use forebay_gateway::structure;
 use forebay_wire::{ImportReport, Trajectory, Violation};
@@ -21,7 +21,7 @@ use super::{
     problem::Failure,
     trajectories::{self, BULK_BYTES, BULK_LINES, Line, SegmentMemory},
 };
-use crate::{access::Grant, buffer::Buffer};
+use crate::buffer::Buffer;
 
 /// Bytes of a token of a segment in memory: its id, its bit of the mask, and its log-probability.
 const TOKEN_BYTES: usize = 9;

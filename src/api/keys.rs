@@ -1,6 +1,7 @@
 //! `/keys`: creates, lists and revokes keys, for operators. `forebay keys` does the same on the command line.
 
 use axum::{Json as Answer, extract::State, http::StatusCode};
+use forebay_domain::access::key::StoredKey;
 use forebay_wire::{KeyCreated, KeyInfo, KeyPage, KeyRequest};
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -12,7 +13,6 @@ use super::{
     params::{self, KeyPath, Query},
     problem::Failure,
 };
-use crate::access::key::StoredKey;
 
 /// Which keys to list.
 #[derive(Debug, Deserialize, IntoParams)]

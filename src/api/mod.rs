@@ -54,11 +54,19 @@ use std::{
 };
 
 use axum::{Router, middleware, routing::get};
+use forebay_domain::access::Grant;
+use forebay_telemetry::metrics::Metrics;
 use tokio::sync::Semaphore;
 use tower_http::catch_panic::CatchPanicLayer;
 use tracing::Instrument as _;
 use utoipa_axum::{router::OpenApiRouter, routes};
 use utoipa_swagger_ui::SwaggerUi;
+
+use self::{compression::Compressors, guard::Guard, problem::ErrorBody, refusals::Refusals};
+use crate::{
+    agents::{AgentUrls, Upstreams},
+    buffer::Buffer,
+};
 
 pub use body::BodyLimits;
 pub use budget::ByteBudgets;
@@ -74,13 +82,6 @@ pub(crate) use self::{
     policies::parse_rules,
     problem::{Failure, method_not_allowed},
     roles::Needs,
-};
-use self::{compression::Compressors, guard::Guard, problem::ErrorBody, refusals::Refusals};
-use crate::{
-    access::Grant,
-    agents::{AgentUrls, Upstreams},
-    buffer::Buffer,
-    metrics::Metrics,
 };
 
 /// The state that every handler can use.

@@ -5,6 +5,7 @@ use axum::{
     http::{Uri, request::Parts},
 };
 use forebay_domain::{
+    access::{Grant, key::KeyId},
     clock::Timestamp,
     ids::{BatchId, Epoch, InvalidId, PolicyName, SessionId, Step, Version},
     pages::{Cursor, Order},
@@ -17,7 +18,6 @@ use forebay_wire::{ListOrder, TrainedVersions};
 use serde::de::DeserializeOwned;
 
 use super::{Api, explain::explain, guard::Caller, problem::Failure};
-use crate::access::{Grant, key::KeyId};
 
 /// The default number of entries in a page.
 pub(super) const PAGE_DEFAULT: u32 = 100;

@@ -23,9 +23,12 @@
 //! `/healthz`, `/readyz`, `/`, `/console`, `/docs` and `/openapi.json` need no key, because probes cannot hold one and
 //! browsers cannot send one when they open a page. Their responses contain nothing secret.
 
+use Role::{Admin, Produce, Read, Train};
 use axum::http::Method;
+use forebay_domain::access::Grant;
+use forebay_wire::Role;
 
-use crate::access::{Grant, Role};
+use Needs::{Nothing, Role as By, RoleOverAll as ByOverAll};
 
 /// What a call needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,9 +40,6 @@ pub(crate) enum Needs {
     /// A key of one of these roles, for all policies.
     RoleOverAll(&'static [Role]),
 }
-
-use Needs::{Nothing, Role as By, RoleOverAll as ByOverAll};
-use Role::{Admin, Produce, Read, Train};
 
 /// Method and template of every route.
 const ROUTES: &[(&str, &str, Needs)] = &[
@@ -138,7 +138,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::access::globs::PolicyGlobs;
+    use forebay_domain::access::globs::PolicyGlobs;
 
     /// Routes that are not in the document, because Prometheus and the browser define their format.
     const UNDOCUMENTED: [(&str, &str); 7] = [

@@ -19,7 +19,7 @@ use axum::{
 };
 use bytes::Bytes;
 use flate2::{Compression, read::GzDecoder, write::GzEncoder};
-use forebay_domain::ids::PolicyName;
+use forebay_domain::{access::globs::PolicyGlobs, ids::PolicyName};
 use serde::de::IgnoredAny;
 use tokio::sync::Mutex;
 
@@ -33,7 +33,6 @@ use super::{
     params::PolicyPath,
     problem::Failure,
 };
-use crate::access::globs::PolicyGlobs;
 
 /// The largest tokenizer file: nearly twice the size of the largest published ones.
 const TOKENIZER_BYTES_MAX: u64 = 64 << 20;

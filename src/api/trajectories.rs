@@ -11,6 +11,7 @@ use axum::{
 };
 use bytes::Bytes;
 use forebay_domain::{
+    access::Grant,
     ids::{ExecutionId, GroupId, ID_BYTES_MAX, RolloutId},
     ingest::{Ingested, NewRollout},
     looking::ledger::{Story, StoryFilter},
@@ -35,10 +36,7 @@ use super::{
     params::{self, Query},
     problem::Failure,
 };
-use crate::{
-    access::Grant,
-    buffer::{Buffer, error::BufferError},
-};
+use crate::buffer::{Buffer, error::BufferError};
 
 /// The most lines of one bulk body.
 const BULK_LINES_MAX: usize = 16_384;

@@ -8,8 +8,8 @@ use forebay_domain::{
     looking::explain::{Cause, Finding, Numbers},
 };
 use forebay_wire::{
-    self as wire, IdMatch, IdWhy, Overview, OverviewPolicy, OverviewReward, OverviewStaleness, PolicyWhy, WhyCause,
-    WhyFinding, WhyNumbers,
+    self as wire, IdMatch, IdWhy, Overview, OverviewPolicy, OverviewReward, OverviewStaleness, PolicyWhy, Role,
+    WhyCause, WhyFinding, WhyNumbers,
 };
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -21,12 +21,9 @@ use super::{
     params::{self, PolicyPath, Query},
     problem::Failure,
 };
-use crate::{
-    access::Role,
-    buffer::{
-        insight::Insight,
-        life::{Askable, IdKind, LifeStep, LifeStory},
-    },
+use crate::buffer::{
+    insight::Insight,
+    life::{Askable, IdKind, LifeStep, LifeStory},
 };
 
 /// The most policies in a page of the overview.

@@ -15,9 +15,13 @@ use forebay_domain::{
     },
     tally::Tally,
 };
+use forebay_store::{
+    Store,
+    error::StoreError,
+    ops::examine::{Examine, GroupMembers},
+};
 
-use super::{payloads::read_payloads, port::Store};
-use crate::buffer::port::error::StoreError;
+use super::payloads::read_payloads;
 
 /// Groups whose rollouts are listed at once.
 const GROUPS: u32 = 64;
@@ -82,13 +86,13 @@ impl Diagnosis {
 }
 
 /// Examines rows only: tallies and structure, in one snapshot.
-pub async fn examine_rows(store: &dyn Store) -> Result<Diagnosis, StoreError> {
-    let examination = store.examine().await?;
+pub async fn examine_rows(store: &Store) -> Result<Diagnosis, StoreError> {
+    let examination = store.read(Examine).await?;
     Ok(Diagnosis { parts: vec![books(&examination), structure(&examination)] })
 }
 
 /// Examines everything. `progress` is called with the number of rollouts whose payloads were read.
-pub async fn examine(store: &dyn Store, progress: impl FnMut(u64)) -> Result<Diagnosis, StoreError> {
+pub async fn examine(store: &Store, progress: impl FnMut(u64)) -> Result<Diagnosis, StoreError> {
     let file =
         Part { name: "file", extent: "pages, indexes, references".to_owned(), findings: store.integrity().await? };
     let mut diagnosis = examine_rows(store).await?;
@@ -170,12 +174,12 @@ fn places(found: PayloadPlaces) -> Part {
 }
 
 /// Compares every payload with its digest, and every rollout and group with its seal.
-async fn contents(store: &dyn Store, mut progress: impl FnMut(u64)) -> Result<Part, StoreError> {
+async fn contents(store: &Store, mut progress: impl FnMut(u64)) -> Result<Part, StoreError> {
     let (mut rollouts, mut bytes) = (0, 0);
     let mut findings = Findings::default();
     let mut after = GroupPk(0);
     loop {
-        let members = store.group_members(after, GROUPS).await?;
+        let members = store.read(GroupMembers { after, groups: GROUPS }).await?;
         let Some(last) = members.last() else { break };
         after = last.group_pk;
         for member in broken_groups(&members) {
@@ -201,7 +205,7 @@ async fn contents(store: &dyn Store, mut progress: impl FnMut(u64)) -> Result<Pa
 
 /// Reads the payloads of a page, and says which cannot be read. A file or an object that cannot be read is damage like any
 /// other, so the doctor goes on with the rest. If the database fails, the next page of groups says so.
-async fn read(store: &dyn Store, page: Vec<BatchMember>) -> (Vec<(BatchMember, Option<Payload>)>, Vec<String>) {
+async fn read(store: &Store, page: Vec<BatchMember>) -> (Vec<(BatchMember, Option<Payload>)>, Vec<String>) {
     if let Ok(payloads) = read_payloads(store, &page).await {
         return (page.into_iter().zip(payloads).collect(), Vec::new());
     }

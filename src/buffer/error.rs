@@ -1,8 +1,7 @@
 //! The errors of the buffer.
 
 use forebay_domain::refusal::Refusal;
-
-use crate::buffer::port::error::StoreError;
+use forebay_store::error::StoreError;
 
 /// An answer other than success: a refusal of the domain, or a store that cannot answer.
 #[derive(Debug, thiserror::Error)]

@@ -25,10 +25,14 @@ use forebay_domain::{
     states::{BatchState, GroupState, SessionState},
     tally::{LeaseEvent, Tallies, Tally},
 };
+use forebay_store::{
+    error::StoreError,
+    ops::policy::{ListPolicies, ReadTallies},
+};
 use forebay_wire::{FilterScope, PolicyCondition, Settle};
 
 use super::{Buffer, policies};
-use crate::buffer::{error::BufferError, port::error::StoreError};
+use crate::buffer::error::BufferError;
 
 /// Answers stay the same for at least this long.
 const FRESH_US: i64 = 1_000_000;
@@ -131,7 +135,7 @@ pub(in crate::buffer) async fn why(buffer: &Buffer, name: &PolicyName) -> Result
     if let Some(answer) = worked.as_ref().and_then(|worked| worked.fresh(now)) {
         return Ok(answer);
     }
-    let tallies = buffer.store.tallies(Some(policy.policy_pk)).await?.remove(name).unwrap_or_default();
+    let tallies = buffer.store.read(ReadTallies(Some(policy.policy_pk))).await?.remove(name).unwrap_or_default();
     let answer = Arc::new(insight(buffer, policy, tallies, now).await?);
     *worked = Some(Worked::new(now, buffer.clock.now(), Arc::clone(&answer)));
     Ok(answer)
@@ -144,11 +148,11 @@ pub(in crate::buffer) async fn overview(buffer: &Buffer) -> Result<Arc<Glance>, 
     if let Some(answer) = worked.as_ref().and_then(|worked| worked.fresh(now)) {
         return Ok(answer);
     }
-    let mut tallies = buffer.store.tallies(None).await?;
+    let mut tallies = buffer.store.read(ReadTallies(None)).await?;
     let mut found = Vec::new();
     let mut after = String::new();
     loop {
-        let page = buffer.store.policies(after, POLICIES_AT_ONCE).await?;
+        let page = buffer.store.read(ListPolicies { after, limit: POLICIES_AT_ONCE }).await?;
         let is_last = page.len() < POLICIES_AT_ONCE as usize;
         after = page.last().map(|policy| policy.name.as_str().to_owned()).unwrap_or_default();
         for policy in page {
@@ -179,7 +183,7 @@ async fn insight(buffer: &Buffer, policy: Policy, tallies: Tallies, now: Timesta
         now,
         windows: [minute - QUARTER, minute - HOUR, minute - DAY],
     };
-    let ledger = buffer.store.policy_facts(read).await?;
+    let ledger = buffer.store.read(read).await?;
     let environments = policies::environments(buffer, &policy).await?;
     let environment = |found: policies::EnvironmentOverview| EnvironmentFacts {
         environment: found.environment,

@@ -15,9 +15,10 @@ use forebay_domain::{
     looking::journal::{Happening, JournalEntry, Notice, ReadJournal},
     pages::{Cursor, Page},
 };
+use forebay_store::{error::StoreError, ops::journal::WriteNotices};
 
 use super::{Buffer, policies};
-use crate::buffer::{error::BufferError, port::error::StoreError};
+use crate::buffer::error::BufferError;
 
 /// The most filters that a process remembers as failing. Policies have at most dozens of them.
 const FAILING_MAX: usize = 10_000;
@@ -86,7 +87,7 @@ pub(in crate::buffer) async fn flush(buffer: &Buffer) -> Result<(), StoreError> 
     if notices.is_empty() {
         return Ok(());
     }
-    let written = buffer.store.note(notices.clone()).await;
+    let written = buffer.store.write(WriteNotices(notices.clone())).await;
     if written.is_err() {
         buffer.noticed.put_back(notices);
     }
@@ -101,5 +102,5 @@ pub(in crate::buffer) async fn journal(
     limit: u32,
 ) -> Result<Page<JournalEntry>, BufferError> {
     let policy = policies::existing_policy(buffer, policy).await?.policy_pk;
-    Ok(buffer.store.journal(ReadJournal { policy, from, limit }).await?)
+    Ok(buffer.store.read(ReadJournal { policy, from, limit }).await?)
 }

@@ -13,12 +13,17 @@ use forebay_domain::{
     refusal::Refusal,
     tally::{Tallies, Tally},
 };
+use forebay_store::{
+    error::StoreError,
+    ops::{
+        gauges::{ReadGauges, ReadVersions},
+        policy::ReadTallies,
+    },
+};
+use forebay_telemetry::metrics::{ENVIRONMENTS_MAX, Ledger, Metrics, POLICY_LABELS_MAX, Rewards};
 
 use super::{Buffer, ingest, policies};
-use crate::{
-    buffer::{error::BufferError, port::error::StoreError},
-    metrics::{ENVIRONMENTS_MAX, Ledger, Metrics, POLICY_LABELS_MAX, Rewards},
-};
+use crate::buffer::error::BufferError;
 
 /// Rollouts of an execution that are read at once, if the caller may see only some of them.
 const STORIES_AT_ONCE: u32 = 100;
@@ -45,7 +50,7 @@ pub(in crate::buffer) async fn stories(
 ) -> Result<Page<Story>, BufferError> {
     if let Some(policy) = &filter.policy {
         policies::existing_policy(buffer, policy).await?;
-        return Ok(buffer.store.stories(filter).await?);
+        return Ok(buffer.store.read(filter).await?);
     }
     // Rollouts of other policies are passed over, so that a page does not tell that there are any.
     let limit = filter.limit as usize;
@@ -55,7 +60,7 @@ pub(in crate::buffer) async fn stories(
     for _ in 0..reads {
         let Some(from) = page.next.filter(|_| page.entries.len() < limit) else { break };
         let read = StoryFilter { from, limit: filter.limit.max(STORIES_AT_ONCE), ..filter.clone() };
-        let read = buffer.store.stories(read).await?;
+        let read = buffer.store.read(read).await?;
         page.next = read.next;
         page.entries.extend(read.entries.into_iter().filter(|story| sees(&story.policy)));
     }
@@ -69,7 +74,7 @@ pub(in crate::buffer) async fn stories(
 
 pub(in crate::buffer) async fn groups(buffer: &Buffer, filter: GroupFilter) -> Result<Page<Group>, BufferError> {
     policies::existing_policy(buffer, &filter.policy).await?;
-    Ok(buffer.store.groups(filter).await?)
+    Ok(buffer.store.read(filter).await?)
 }
 
 pub(in crate::buffer) async fn close_group(
@@ -78,7 +83,7 @@ pub(in crate::buffer) async fn close_group(
     group_id: GroupId,
 ) -> Result<Group, BufferError> {
     let close = CloseGroup { policy: policy.clone(), group_id, by: buffer.acting.clone(), now: buffer.clock.now() };
-    let group = buffer.store.close_group(close).await??;
+    let group = buffer.store.write(close).await??;
     ingest::report_decided(buffer, &policy, group.fill.state, group.reason.as_deref(), &group.failed_filters);
     Ok(group)
 }
@@ -91,18 +96,18 @@ pub(in crate::buffer) async fn discard_group(
 ) -> Result<Group, BufferError> {
     let by = buffer.acting.clone();
     let discard = DiscardGroup { policy: policy.clone(), group_id, reason, by, now: buffer.clock.now() };
-    let group = buffer.store.discard_group(discard).await??;
+    let group = buffer.store.write(discard).await??;
     ingest::report_decided(buffer, &policy, group.fill.state, Some(reasons::BY_HAND), &[]);
     Ok(group)
 }
 
 pub(in crate::buffer) async fn stats(buffer: &Buffer) -> Result<BTreeMap<PolicyName, Tallies>, BufferError> {
-    Ok(buffer.store.tallies(None).await?)
+    Ok(buffer.store.read(ReadTallies(None)).await?)
 }
 
 /// Sets the gauges of the ledger. Of many policies, only those that have a label of their own are read in detail.
 pub(in crate::buffer) async fn refresh_gauges(buffer: &Buffer) -> Result<(), BufferError> {
-    let (stats, versions) = (stats(buffer).await?, buffer.store.versions().await?);
+    let (stats, versions) = (stats(buffer).await?, buffer.store.read(ReadVersions).await?);
     let metrics = Arc::clone(&buffer.metrics);
     // Adding up thousands of policies takes longer than a task may keep its thread.
     let labelled = tokio::task::spawn_blocking(move || {
@@ -116,7 +121,7 @@ pub(in crate::buffer) async fn refresh_gauges(buffer: &Buffer) -> Result<(), Buf
     });
     let labelled = labelled.await.map_err(|_| StoreError::Closed)?;
     let (mut environments, mut rewards) = (Vec::new(), Vec::new());
-    for PolicyGauges { policy, newest_metrics } in buffer.store.gauges(labelled).await? {
+    for PolicyGauges { policy, newest_metrics } in buffer.store.read(ReadGauges(labelled)).await? {
         if buffer.metrics.has_label(policy.name.as_str()) {
             rewards.push((policy.name.to_string(), rewards_of(&newest_metrics)));
         }

@@ -17,6 +17,7 @@ use forebay_domain::{
     rules::Rules,
     states::{BatchState, GroupState, Verdict},
 };
+use forebay_store::ops::{policy::ListPolicies, samples::FindBatch};
 use forebay_wire::{FilterAction, FilterScope};
 
 use super::{Buffer, policies};
@@ -96,7 +97,7 @@ pub(in crate::buffer) async fn life(
     let now = buffer.clock.now();
     let batch_id = id.parse::<BatchId>().ok().filter(|_| askable.batches);
     if let Some(batch_id) = batch_id
-        && let Some(batch) = buffer.store.batch(batch_id).await?
+        && let Some(batch) = buffer.store.read(FindBatch(batch_id)).await?
         && sees(&batch.policy)
         && policy.is_none_or(|named| *named == batch.policy)
     {
@@ -114,7 +115,7 @@ pub(in crate::buffer) async fn life(
         let Ok(of) = of else { break };
         let find = FindLife { policy: policy.clone(), of, line_max: LINE_MAX };
         // It may have been forgotten since it was found.
-        if let Some(life) = buffer.store.life(find).await? {
+        if let Some(life) = buffer.store.read(find).await? {
             let mut story = of_life(&life, policy, now);
             story.also = all;
             return Ok(story);
@@ -135,7 +136,7 @@ async fn matches(
     }
     let mut after = String::new();
     while named.is_none() && searched.len() < POLICIES_SEARCHED {
-        let page = buffer.store.policies(after, POLICIES_AT_ONCE).await?;
+        let page = buffer.store.read(ListPolicies { after, limit: POLICIES_AT_ONCE }).await?;
         let is_last = page.len() < POLICIES_AT_ONCE as usize;
         after = page.last().map(|policy| policy.name.as_str().to_owned()).unwrap_or_default();
         searched.extend(page.iter().filter(|policy| sees(&policy.name)).map(|policy| policy.policy_pk));
@@ -145,7 +146,7 @@ async fn matches(
     }
     searched.truncate(POLICIES_SEARCHED);
     let (rollout_id, group_id) = (RolloutId::parse(id).ok(), GroupId::parse(id).ok());
-    Ok(buffer.store.find_id(FindId { rollout_id, group_id, policies: searched }).await?)
+    Ok(buffer.store.read(FindId { rollout_id, group_id, policies: searched }).await?)
 }
 
 /// A life that is being told.

@@ -10,9 +10,10 @@
 //!   what operators and time did; [`policies`] and [`ledger`] read and change policies and list what is stored; [`doctor`]
 //!   examines a whole store.
 //!
-//! `operations.rs` lists everything that a [`Buffer`] can do. A buffer reads and writes through its [`port`], the
+//! `operations.rs` lists everything that a [`Buffer`] can do. A buffer reads and writes through the
 //! [`Store`].
 
+pub mod conversations;
 mod coordination;
 pub mod doctor;
 pub mod error;
@@ -22,8 +23,8 @@ pub mod ledger;
 pub mod life;
 mod operations;
 pub mod policies;
-pub mod port;
 mod stages;
+pub mod teachers;
 mod unused_rules;
 
 use std::{sync::Arc, time::Duration};
@@ -40,20 +41,20 @@ use forebay_domain::{
     session::SessionLimits,
     trajectory::TrajectoryLimits,
 };
+use forebay_store::{Store, error::StoreError};
+use forebay_telemetry::metrics::Metrics;
 use tokio::sync::watch;
 
 use self::{
+    conversations::{Conversations, NoConversations},
     coordination::{askers::Askers, service_time, waiter_slots::WaiterSlots, wakers::Wakers},
     journal::Noticed,
-    port::{Conversations, NoConversations, NoTeachers, Store, Teachers},
     replicas::Replicas,
     session::{Delivered, InFlight, PathCache},
     stages::payloads,
+    teachers::{NoTeachers, Teachers},
 };
-use crate::{
-    buffer::{error::BufferError, port::error::StoreError},
-    metrics::Metrics,
-};
+use crate::buffer::error::BufferError;
 
 pub use self::{
     coordination::replicas,
@@ -87,7 +88,7 @@ pub struct BufferOptions {
 /// The rollout buffer: everything that the service can do, independent of the transport.
 #[derive(Clone)]
 pub struct Buffer {
-    store: Arc<dyn Store>,
+    store: Arc<Store>,
     clock: Arc<dyn Clock>,
     metrics: Arc<Metrics>,
     options: Arc<BufferOptions>,
@@ -118,7 +119,7 @@ impl Buffer {
     /// The rules in the database take precedence. If a given policy already exists with other rules, a warning is
     /// logged.
     pub async fn start(
-        store: Arc<dyn Store>,
+        store: Arc<Store>,
         clock: Arc<dyn Clock>,
         metrics: Arc<Metrics>,
         options: BufferOptions,
@@ -221,7 +222,7 @@ impl Buffer {
 
     /// The store, for tests and diagnosis.
     #[must_use]
-    pub fn store(&self) -> &Arc<dyn Store> {
+    pub fn store(&self) -> &Arc<Store> {
         &self.store
     }
 
@@ -246,7 +247,7 @@ impl Buffer {
     async fn write_seed(&self, policy: PolicyName, rules: Arc<Rules>) -> Result<RulesWritten, StoreError> {
         let now = self.clock.now();
         let seed = WriteRules { policy, rules, existing: ExistingPolicy::Keep, policies_max: None, by: None, now };
-        let written = self.store.write_rules(seed).await?;
+        let written = self.store.write(seed).await?;
         written.map_err(|refusal| StoreError::Corrupt(format!("a policy of the configuration was refused: {refusal}")))
     }
 
@@ -264,7 +265,7 @@ impl Buffer {
             by: None,
             now: self.clock.now(),
         };
-        if matches!(self.store.write_rules(create).await??, RulesWritten::Created) {
+        if matches!(self.store.write(create).await??, RulesWritten::Created) {
             tracing::info!(policy.name = %name, "policy created on demand");
         }
         Ok(())

@@ -33,6 +33,14 @@ use forebay_domain::{
     tally::Tallies,
     trajectory::Memory,
 };
+use forebay_store::{
+    error::StoreError,
+    ops::{
+        executions::FindLatestGroup,
+        facades::{FindFacadeState, ListReadyGroups, WriteFacadeState},
+        session::FindSession,
+    },
+};
 use forebay_wire as wire;
 use serde_json::Value;
 use tracing::instrument;
@@ -62,7 +70,7 @@ use super::{
     stages::admission,
     step_log, sweep, unused_rules,
 };
-use crate::buffer::{error::BufferError, port::error::StoreError};
+use crate::buffer::error::BufferError;
 
 impl Buffer {
     /// Reserves room for rollouts that are about to start. The reservation lasts as long as their group may take.
@@ -205,14 +213,14 @@ impl Buffer {
     /// One session.
     #[instrument(level = "debug", skip_all, fields(session.id = %session_id))]
     pub async fn session(&self, session_id: SessionId) -> Result<Session, BufferError> {
-        Ok(self.store.session(session_id).await?.ok_or(Refusal::Unknown("the session"))?)
+        Ok(self.store.read(FindSession(session_id)).await?.ok_or(Refusal::Unknown("the session"))?)
     }
 
     /// Sessions that record rollouts of a policy, in the order in which they were opened.
     #[instrument(level = "debug", skip_all)]
     pub async fn sessions(&self, filter: SessionFilter) -> Result<Page<Session>, BufferError> {
         policies::existing_policy(self, &filter.policy).await?;
-        Ok(self.store.sessions(filter).await?)
+        Ok(self.store.read(filter).await?)
     }
 
     /// The recorded calls of a session, and what becomes of them.
@@ -314,19 +322,19 @@ impl Buffer {
     /// The first ready groups of the policy, in the order in which they became ready.
     #[instrument(level = "debug", skip_all, fields(policy.name = %policy))]
     pub async fn ready_groups(&self, policy: PolicyName, limit: u32) -> Result<Vec<ReadyGroup>, BufferError> {
-        Ok(self.store.ready_groups(policy, limit).await?)
+        Ok(self.store.read(ListReadyGroups { policy, limit }).await?)
     }
 
     /// The state of a foreign protocol. None if there is none, or if its revision is `known`.
     #[instrument(level = "debug", skip_all)]
     pub async fn facade_state(&self, name: String, known: u64) -> Result<Option<FacadeState>, BufferError> {
-        Ok(self.store.facade_state(name, known).await?)
+        Ok(self.store.read(FindFacadeState { name, known }).await?)
     }
 
     /// Replaces the state of a foreign protocol, if it still has the revision before this one. Returns whether it had.
     #[instrument(level = "debug", skip_all)]
     pub async fn write_facade_state(&self, name: String, state: FacadeState) -> Result<bool, BufferError> {
-        Ok(self.store.write_facade_state(name, state).await?)
+        Ok(self.store.write(WriteFacadeState { name, state }).await?)
     }
 
     /// The totals of each shard of a batch.
@@ -533,7 +541,7 @@ impl Buffer {
         policy: PolicyName,
         execution_id: ExecutionId,
     ) -> Result<Option<LatestGroup>, StoreError> {
-        self.store.latest_group(policy, execution_id).await
+        self.store.read(FindLatestGroup { policy, execution_id }).await
     }
 
     /// Checks filters that are to be tried on the groups that were decided last. Nothing is changed.

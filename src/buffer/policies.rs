@@ -11,11 +11,15 @@ use forebay_domain::{
     rules::{Rules, changes},
     tally::Tallies,
 };
+use forebay_store::{
+    error::StoreError,
+    ops::policy::{FindPolicy, ListPolicies, ReadTallies, ReadWaiting},
+};
 use serde_json::Value;
 use tokio::time::Instant;
 
 use super::{Buffer, replicas};
-use crate::buffer::{error::BufferError, port::error::StoreError};
+use crate::buffer::error::BufferError;
 
 /// Policies that are read at once. The caller may see only a few of them.
 const POLICIES_AT_ONCE: u32 = 100;
@@ -62,7 +66,7 @@ pub(in crate::buffer) async fn put_policy(
         by: buffer.acting.clone(),
         now: buffer.clock.now(),
     };
-    let written = buffer.store.write_rules(write).await??;
+    let written = buffer.store.write(write).await??;
     tracing::info!(policy.name = %name, "rules written");
     buffer.noticed.rules_changed(&name);
     // A smaller batch may be full now.
@@ -90,7 +94,7 @@ pub(in crate::buffer) async fn patch_policy(
             by: buffer.acting.clone(),
             now: buffer.clock.now(),
         };
-        if !matches!(buffer.store.write_rules(write).await??, RulesWritten::Outdated) {
+        if !matches!(buffer.store.write(write).await??, RulesWritten::Outdated) {
             tracing::info!(policy.name = %name, "rules changed");
             buffer.noticed.rules_changed(&name);
             replicas::wake(buffer, Awaited::Batch, &name);
@@ -145,7 +149,7 @@ pub(in crate::buffer) async fn policies(
 ) -> Result<Vec<PolicyOverview>, BufferError> {
     let mut overviews = Vec::new();
     loop {
-        let page = buffer.store.policies(after, POLICIES_AT_ONCE).await?;
+        let page = buffer.store.read(ListPolicies { after, limit: POLICIES_AT_ONCE }).await?;
         let is_last = page.len() < POLICIES_AT_ONCE as usize;
         after = page.last().map(|policy| policy.name.as_str().to_owned()).unwrap_or_default();
         for policy in page.into_iter().filter(|policy| sees(&policy.name)) {
@@ -162,13 +166,15 @@ pub(in crate::buffer) async fn policies(
 
 /// A policy that exists.
 pub(in crate::buffer) async fn existing_policy(buffer: &Buffer, name: &PolicyName) -> Result<Policy, BufferError> {
-    let policy = buffer.store.policy(name.clone()).await?;
+    let policy = buffer.store.read(FindPolicy(name.clone())).await?;
     policy.ok_or_else(|| Refusal::UnknownPolicy(name.clone()).into())
 }
 
 async fn overview(buffer: &Buffer, policy: Policy) -> Result<PolicyOverview, BufferError> {
-    let tallies = buffer.store.tallies(Some(policy.policy_pk)).await?.remove(&policy.name).unwrap_or_default();
-    let waiting = buffer.store.waiting_for(policy.policy_pk, policy.run, buffer.clock.now()).await?;
+    let tallies =
+        buffer.store.read(ReadTallies(Some(policy.policy_pk))).await?.remove(&policy.name).unwrap_or_default();
+    let waiting =
+        buffer.store.read(ReadWaiting { policy: policy.policy_pk, run: policy.run, now: buffer.clock.now() }).await?;
     let environments = environments(buffer, &policy).await?;
     Ok(PolicyOverview { policy, tallies, waiting, environments })
 }
@@ -188,7 +194,7 @@ pub(in crate::buffer) async fn environments(
         labels: rules.environments.keys().cloned().collect(),
         ready_max: rules.groups.max(READY_COUNTED),
     };
-    let groups = buffer.store.environments(read).await?;
+    let groups = buffer.store.read(read).await?;
     let needed = needed(rules, &groups.carried);
     let overview = |label: &String| EnvironmentOverview {
         environment: label.clone(),

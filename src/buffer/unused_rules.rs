@@ -6,8 +6,12 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use forebay_domain::ids::GroupPk;
+use forebay_store::{
+    error::StoreError,
+    ops::unused_rules::{FindRulesOfGroups, ForgetRules, SupersededRules},
+};
 
-use crate::buffer::{Buffer, port::error::StoreError};
+use crate::buffer::Buffer;
 
 /// Pause between two checks. It is longer than any transaction, so a post that read the rules of its policy before they
 /// were replaced has stored its group before the second check.
@@ -39,18 +43,18 @@ pub(in crate::buffer) async fn forget_rules(
     buffer: &Buffer,
     superseded: &BTreeSet<i64>,
 ) -> Result<BTreeSet<i64>, StoreError> {
-    let found: BTreeSet<i64> = buffer.store.superseded_rules(RULES_MAX).await?.into_iter().collect();
+    let found: BTreeSet<i64> = buffer.store.read(SupersededRules { limit: RULES_MAX }).await?.into_iter().collect();
     let mut unused: BTreeSet<i64> = found.intersection(superseded).copied().collect();
     let mut after = Some(GroupPk(0));
     while let Some(group) = after.filter(|_| !unused.is_empty()) {
-        let slice = buffer.store.rules_of_groups(group, GROUPS_SLICE).await?;
+        let slice = buffer.store.read(FindRulesOfGroups { after: group, limit: GROUPS_SLICE }).await?;
         unused.retain(|rules| !slice.rules.contains(rules));
         after = slice.last;
     }
     let unused: Vec<i64> = unused.into_iter().collect();
     let mut forgotten = 0;
     for slice in unused.chunks(DELETED_SLICE) {
-        forgotten += buffer.store.forget_rules(slice.to_vec()).await?;
+        forgotten += buffer.store.write(ForgetRules(slice.to_vec())).await?;
     }
     if forgotten > 0 {
         tracing::info!(rules = forgotten, "unused rules were deleted");

@@ -8,21 +8,26 @@ use std::{path::PathBuf, sync::Arc};
 use anyhow::{Context as _, anyhow, bail};
 use clap::{Args, Subcommand, ValueEnum};
 use forebay::{
-    access::{
-        Role,
-        key::{KeyId, NewKey, StoredKey},
-        key_store::KeyFilter,
-        keyring,
-    },
     config::{Config, DatabaseUrl},
-    metrics::Metrics,
-    store::{self, Database, OpenError, PayloadOptions},
+    keyring,
 };
 use forebay_client::{
     Client, ClientError, ClientOptions, RetryPolicy,
     wire::{ApiKey, KeyCreated, KeyInfo, KeyRequest},
 };
-use forebay_domain::clock::{AnchoredClock, Clock as _, Timestamp};
+use forebay_domain::{
+    access::key::{KeyFilter, KeyId, NewKey, StoredKey},
+    clock::{AnchoredClock, Clock as _, Timestamp},
+};
+use forebay_store::{
+    self as store, OpenError, PayloadOptions, Store,
+    ops::{
+        clock::ReadClock,
+        keys::{ListKeys, RevokeKey},
+    },
+};
+use forebay_telemetry::metrics::Metrics;
+use forebay_wire::Role;
 
 /// Keys per page when listing.
 const PAGE: u32 = 1_000;
@@ -166,7 +171,7 @@ async fn run(command: KeysCommand, keys: &Keys) -> anyhow::Result<()> {
 /// Where the keys are read and changed.
 enum Keys {
     Service(Service),
-    Database(Arc<dyn Database>),
+    Database(Arc<Store>),
 }
 
 /// A running service.
@@ -215,8 +220,8 @@ impl Keys {
         match self {
             Self::Service(service) => service.client.create_key(&request).await.map_err(|error| service.failed(error)),
             Self::Database(store) => {
-                let (key, secret) = NewKey::mint(request, now(&**store).await?).map_err(refused)?;
-                let stored = keyring::create(&**store, key).await?;
+                let (key, secret) = NewKey::mint(request, now(store).await?).map_err(refused)?;
+                let stored = keyring::create(store, key).await?;
                 Ok(KeyCreated { key: secret, info: stored.on_wire() })
             }
         }
@@ -240,7 +245,7 @@ impl Keys {
             Self::Database(store) => {
                 let mut after = 0;
                 loop {
-                    let page = store.keys(KeyFilter { live_only: false, after, limit: PAGE }).await?;
+                    let page = store.read(ListKeys(KeyFilter { live_only: false, after, limit: PAGE })).await?;
                     let Some(last) = page.last() else { return Ok(keys) };
                     after = last.key_pk.0;
                     keys.extend(page.iter().map(StoredKey::on_wire));
@@ -254,7 +259,7 @@ impl Keys {
             Self::Service(service) => service.client.revoke_key(id).await.map_err(|error| service.failed(error)),
             Self::Database(store) => {
                 let Some(key_id) = KeyId::parse(id) else { return Ok(None) };
-                let revoked = store.revoke_key(key_id, now(&**store).await?).await?;
+                let revoked = store.write(RevokeKey { key_id, now: now(store).await? }).await?;
                 Ok(revoked.as_ref().map(StoredKey::on_wire))
             }
         }
@@ -267,7 +272,7 @@ impl Keys {
     }
 }
 
-async fn open_database(url: &str, creates: bool) -> anyhow::Result<Arc<dyn Database>> {
+async fn open_database(url: &str, creates: bool) -> anyhow::Result<Arc<Store>> {
     let metrics = Metrics::new().store();
     let opened = if creates {
         super::serve::make_default_folder(url)?;
@@ -288,8 +293,8 @@ async fn open_database(url: &str, creates: bool) -> anyhow::Result<Arc<dyn Datab
     }
 }
 
-async fn now(store: &dyn Database) -> anyhow::Result<Timestamp> {
-    let reading = store.read_clock().await?;
+async fn now(store: &Store) -> anyhow::Result<Timestamp> {
+    let reading = store.read(ReadClock).await?;
     Ok(reading
         .time()
         .unwrap_or_else(|| AnchoredClock::new().now())

@@ -7,19 +7,14 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
-use forebay::{
-    buffer::{
-        doctor::{self, Diagnosis},
-        port::error::StoreError,
-    },
-    metrics::Metrics,
-    store::{self, Database, ObjectsClaim, OpenError, PayloadKind, PayloadOptions},
-};
+use forebay::buffer::doctor::{self, Diagnosis};
 use forebay_domain::{
     clock::{AnchoredClock, Clock as _},
     health::Health,
     sweep::PayloadMoves,
 };
+use forebay_store::{self as store, ObjectsClaim, OpenError, PayloadKind, PayloadOptions, Store, error::StoreError};
+use forebay_telemetry::metrics::Metrics;
 
 /// How often the number of payloads that are left is printed.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
@@ -64,7 +59,7 @@ pub(crate) async fn move_payloads(
     let shows_progress = std::io::stderr().is_terminal();
     let health = store.health();
     let places = loop {
-        let moves = move_for_a_while(&*store).await.context("the payloads cannot be moved")?;
+        let moves = move_for_a_while(&store).await.context("the payloads cannot be moved")?;
         let places = store.count_payloads().await.context("the database cannot be read")?;
         let left = match kind {
             PayloadKind::Database => places.in_files,
@@ -92,7 +87,7 @@ pub(crate) async fn move_payloads(
 }
 
 /// Moves payloads until progress is to be printed.
-async fn move_for_a_while(store: &dyn Database) -> Result<PayloadMoves, StoreError> {
+async fn move_for_a_while(store: &Store) -> Result<PayloadMoves, StoreError> {
     let clock = AnchoredClock::new();
     let until = Instant::now() + PROGRESS_INTERVAL;
     loop {
@@ -122,7 +117,7 @@ pub(crate) async fn doctor(database: &str) -> anyhow::Result<()> {
             let _ = std::io::stderr().flush();
         }
     };
-    let diagnosis = doctor::examine(&*store, progress).await.context("the database cannot be read")?;
+    let diagnosis = doctor::examine(&store, progress).await.context("the database cannot be read")?;
     store.close().await;
     if shows_progress {
         eprintln!();

@@ -10,19 +10,21 @@ use std::{
 use anyhow::{Context as _, bail};
 use clap::Args;
 use forebay::{
-    access::keyring::Keyring,
     agents::{AgentOptions, AgentUrls, Agents, Upstreams},
     api::Access,
-    buffer::{Buffer, port::error::StoreError},
+    buffer::Buffer,
     config::{AgentsConfig, Config, DEFAULT_DATABASE, check_listen, is_loopback},
     facades::FacadeConfig,
-    metrics::Metrics,
+    keyring::Keyring,
     server::{AgentServer, FacadeServer, Server},
-    store::{self, ObjectsClaim, PayloadKind, PayloadOptions},
     telemetry::{self, LogFormat},
     tls::Tls,
 };
 use forebay_domain::clock::AnchoredClock;
+use forebay_store::{
+    self as store, ObjectsClaim, PayloadKind, PayloadOptions, error::StoreError, ops::gauges::ReadVersions,
+};
+use forebay_telemetry::metrics::Metrics;
 use tokio::{
     net::TcpListener,
     signal::unix::{Signal, SignalKind, signal},
@@ -304,5 +306,5 @@ async fn reload_at(mut hangups: Signal, tls: Option<Arc<Tls>>) {
 
 /// The number of policies in the database. No rules are read for it.
 async fn count_policies(buffer: &Buffer) -> Result<usize, StoreError> {
-    Ok(buffer.store().versions().await?.len())
+    Ok(buffer.store().read(ReadVersions).await?.len())
 }

@@ -5,7 +5,7 @@ use std::{
     path::PathBuf,
 };
 
-use forebay_domain::ids::check_name;
+use forebay_domain::{access::globs::PolicyGlobs, ids::check_name};
 use forebay_gateway::{
     system::LaterSystem,
     upstream::{EngineKind, Parsers, SpecialTokensInText, UpstreamOptions, check_pass},
@@ -14,10 +14,7 @@ use forebay_wire::Violation;
 use serde::Deserialize;
 
 use super::collect;
-use crate::{
-    access::globs::PolicyGlobs,
-    agents::{ExactConfig, FamilyConfig, UpstreamConfig},
-};
+use crate::agents::{ExactConfig, FamilyConfig, UpstreamConfig};
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]

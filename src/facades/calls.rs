@@ -4,12 +4,11 @@ use axum::{
     extract::{FromRequest, FromRequestParts, Request},
     http::request::Parts,
 };
-use forebay_domain::ids::PolicyName;
+use forebay_domain::{access::Grant, ids::PolicyName};
 use forebay_gateway::{structure, work};
 
 use super::{Facade, paths::PathConsumer};
 use crate::{
-    access::Grant,
     api::{Caller, Failure, ReadBody, owner, pay, read},
     budget::Owner,
     buffer::reading::Reader,

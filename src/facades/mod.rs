@@ -111,7 +111,7 @@ fn needs_of(routes: &[(&str, &str, Needs)], method: &Method, route: &str) -> Nee
     // The handler of GET also answers HEAD.
     let verb = if method == Method::HEAD { "GET" } else { method.as_str() };
     let entry = routes.iter().find(|entry| entry.0 == verb && entry.1 == route);
-    entry.map_or(Needs::Role(&[crate::access::Role::Admin]), |entry| entry.2)
+    entry.map_or(Needs::Role(&[forebay_wire::Role::Admin]), |entry| entry.2)
 }
 
 async fn no_such_route() -> Failure {

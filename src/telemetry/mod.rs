@@ -1,20 +1,18 @@
 //! The log. It is structured and goes to standard error, because commands print their results to standard output.
 //!
-//! `requests` adds the ids of requests to log lines that concern several requests. `otlp` exports spans to a
-//! collector, if one is configured.
+//! `otlp` exports spans to a collector, if one is configured. [`forebay_telemetry::requests`] adds the ids of requests to
+//! log lines that concern several of them.
 
 mod otlp;
-mod requests;
 
 use std::io::IsTerminal as _;
 
 use serde::Deserialize;
 use tracing_subscriber::{EnvFilter, Layer as _, layer::SubscriberExt as _, util::SubscriberInitExt as _};
 
-#[cfg(test)]
-pub(crate) use self::requests::RequestIdsLayer;
-pub(crate) use self::{otlp::continue_trace, requests::request_ids};
 use crate::panics;
+
+pub(crate) use self::otlp::continue_trace;
 
 /// The format of the log.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, clap::ValueEnum)]
@@ -50,7 +48,7 @@ pub fn start(format: LogFormat) -> Telemetry {
     let exported = export.as_ref().ok().and_then(Option::as_ref);
     let started = tracing_subscriber::registry()
         .with(log.with_filter(filter))
-        .with(requests::RequestIdsLayer::filtered())
+        .with(forebay_telemetry::requests::RequestIdsLayer::filtered())
         .with(exported.map(otlp::Export::layer))
         .try_init();
     panics::log();

@@ -1,6 +1,6 @@
 //! Executions: rollouts of several policies that belong together are looked up together.
 
-use forebay::access::Role;
+use forebay_wire::Role;
 use serde_json::{Value, json};
 
 use crate::support::{TestApp, member, on_both_stores, rollout, text, with};

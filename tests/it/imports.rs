@@ -4,7 +4,7 @@ mod command;
 
 use std::{fs, path::PathBuf};
 
-use forebay::access::Role;
+use forebay_wire::Role;
 use serde_json::{Value, json};
 
 use crate::support::{Answer, TestApp, on_both_stores, text};

@@ -2,10 +2,8 @@
 
 use std::time::Duration;
 
-use forebay::{
-    metrics::Metrics,
-    store::{self, OpenError},
-};
+use forebay_store::{self as store, OpenError};
+use forebay_telemetry::metrics::Metrics;
 use serde_json::{Value, json};
 
 use crate::support::{Backend, TestApp, fresh_database, http, on_both_stores, process::Service, rollout, text, with};

@@ -1,7 +1,7 @@
 //! Limits on waiters: those that wait for one thing do not block those that wait for another, and one caller does not
 //! block all others.
 
-use forebay::access::Role;
+use forebay_wire::Role;
 use reqwest::Method;
 use serde_json::{Value, json};
 

@@ -19,6 +19,7 @@
 //! - [`formats`]: what is stored and hashed: payloads, canonical content, seals.
 //! - [`states`]: the states of groups, batches and rollouts, and who changes them; [`tally`]: how many there are of each;
 //!   [`reasons`]: why they ended there.
+//! - [`access`]: keys, and which policies they may access.
 //! - [`looking`]: explanations, histories, exports and everything else that only reads.
 
 pub mod clock;
@@ -82,5 +83,6 @@ pub mod service_time;
 
 pub mod health;
 
+pub mod access;
 pub mod facades;
 pub mod looking;

@@ -10,8 +10,9 @@ use std::{
 };
 
 use forebay_domain::{askers::Asker, clock::Timestamp, ids::PolicyName};
+use forebay_store::{error::StoreError, ops::askers::WriteAskers};
 
-use crate::buffer::{Buffer, port::error::StoreError};
+use crate::buffer::Buffer;
 
 /// Seconds in which a consumer whose request found no batch asks again, if it still waits.
 const REPEAT_S: u64 = 10;
@@ -177,7 +178,7 @@ pub(in crate::buffer) async fn flush(buffer: &Buffer) -> Result<(), StoreError> 
     if changed.is_empty() {
         return Ok(());
     }
-    let written = buffer.store.write_askers(changed.clone(), now).await;
+    let written = buffer.store.write(WriteAskers { askers: changed.clone(), now }).await;
     if written.is_err() {
         buffer.askers.put_back(&changed);
     }

@@ -12,9 +12,10 @@ use forebay_domain::{
     ids::{PolicyName, ReplicaId},
     peers::{Awaited, Notification, WakeUp},
 };
+use forebay_store::peers::Peers;
 use tokio::sync::Notify;
 
-use crate::buffer::{Buffer, coordination::wakers::Wakers, port::Peers};
+use crate::buffer::{Buffer, coordination::wakers::Wakers};
 
 /// Pause between two messages. An idle replica publishes at once, and a busy one at most 200 times a second.
 const PUBLISH_INTERVAL: Duration = Duration::from_millis(5);
@@ -107,7 +108,7 @@ mod tests {
 
     use super::*;
     use crate::buffer::coordination::wakers::{Event, Woken};
-    use crate::buffer::port::error::StoreError;
+    use forebay_store::error::StoreError;
 
     const HOUR: Duration = Duration::from_hours(1);
 

@@ -14,9 +14,10 @@ use forebay_domain::{
     clock::Timestamp,
     service_time::{ClockReading, CorrectClock},
 };
+use forebay_store::{error::StoreError, ops::clock::ReadClock};
 use tokio::time::Instant;
 
-use crate::buffer::{Buffer, port::error::StoreError};
+use crate::buffer::Buffer;
 
 /// Pause between two reads of the database's clock. A step is detected, and a question answered, within this time.
 const CHECK_INTERVAL: Duration = Duration::from_secs(1);
@@ -71,7 +72,7 @@ pub(in crate::buffer) async fn start_clock(buffer: &Buffer) -> Result<(), StoreE
     if !buffer.clock.is_anchored() {
         return Ok(());
     }
-    let reading = buffer.store.read_clock().await?;
+    let reading = buffer.store.read(ReadClock).await?;
     let Some(time) = reading.time() else {
         if let Some(latest) = reading.latest.filter(|latest| *latest > buffer.clock.now()) {
             tracing::warn!(time = %latest, "the machine's clock is behind the latest stored time; service time continues from the stored time");
@@ -88,7 +89,7 @@ pub(in crate::buffer) async fn start_clock(buffer: &Buffer) -> Result<(), StoreE
                     buffer.clock.anchor(latest);
                     return Ok(());
                 }
-                reading = buffer.store.read_clock().await?;
+                reading = buffer.store.read(ReadClock).await?;
             }
             latest => {
                 let time = latest.map_or(time, |latest| latest.max(time));
@@ -105,7 +106,7 @@ async fn ask_replicas(buffer: &Buffer) -> Result<ClockReading, StoreError> {
     let question = buffer.store.ask_clock().await?;
     let deadline = Instant::now() + ANSWER_TIMEOUT;
     loop {
-        let reading = buffer.store.read_clock().await?;
+        let reading = buffer.store.read(ReadClock).await?;
         if reading.answered >= question || Instant::now() >= deadline {
             return Ok(reading);
         }
@@ -141,7 +142,7 @@ pub(in crate::buffer) async fn stop_clock(buffer: &Buffer) -> Result<(), StoreEr
 
 pub(in crate::buffer) async fn check_clock(buffer: &Buffer) -> Result<(), StoreError> {
     let before = buffer.clock.now();
-    let reading = buffer.store.read_clock().await?;
+    let reading = buffer.store.read(ReadClock).await?;
     let after = buffer.clock.now();
     let Some(time) = reading.time() else { return Ok(()) };
     match compare(&reading, time, before, after) {

@@ -11,10 +11,10 @@ use crate::buffer::{Buffer, error::BufferError};
 pub(in crate::buffer) async fn admit(buffer: &Buffer, request: RoomRequest) -> Result<Admitted, BufferError> {
     let (policy, rollouts) = (request.policy.clone(), request.rollouts);
     let admit = Admit { request, admission_id: AdmissionId::mint(), now: buffer.clock.now() };
-    let admitted = match buffer.store.admit(admit.clone()).await? {
+    let admitted = match buffer.store.write(admit.clone()).await? {
         Err(Refusal::UnknownPolicy(_)) => {
             buffer.create(&policy).await?;
-            buffer.store.admit(admit).await??
+            buffer.store.write(admit).await??
         }
         answer => answer?,
     };

@@ -15,8 +15,9 @@ use forebay_domain::{
     samples::{BatchMember, FindContent, StoredContent},
     states::GroupState,
 };
+use forebay_store::error::StoreError;
 
-use crate::buffer::{Buffer, error::BufferError, policies, port::error::StoreError};
+use crate::buffer::{Buffer, error::BufferError, policies};
 
 /// Bytes of an answer besides what is copied out of the rollout: its window as text, its map and its segments.
 const ANSWER_BYTES: u64 = 4 << 20;
@@ -39,7 +40,7 @@ pub(in crate::buffer) async fn find(
 ) -> Result<ContentReader, BufferError> {
     policies::existing_policy(buffer, &policy).await?;
     let (named, id) = (policy.clone(), rollout_id.to_string());
-    let found = buffer.store.content(FindContent { policy, rollout_id }).await?;
+    let found = buffer.store.read(FindContent { policy, rollout_id }).await?;
     let found = found.ok_or(Refusal::UnknownInPolicy { what: "rollout", id, policy: named })?;
     let StoredContent { story, member, batch, has_payload } = found;
     if !has_payload {

@@ -22,8 +22,9 @@ use forebay_domain::{
     rules::Rules,
     samples::StoredPayload,
 };
+use forebay_store::{error::StoreError, ops::dry_run::ListPublished};
 
-use crate::buffer::{Buffer, error::BufferError, policies, port::error::StoreError};
+use crate::buffer::{Buffer, error::BufferError, policies};
 
 /// Groups of one page.
 const PAGE_GROUPS: u32 = 256;
@@ -98,7 +99,7 @@ impl DryRun {
                 limit: wanted.min(PAGE_GROUPS.into()) as u32,
                 examined_max: left.min(PAGE_GROUPS.into()) as u32,
             };
-            let page = self.buffer.store.past_groups(page).await?;
+            let page = self.buffer.store.read(page).await?;
             trial.report.examined += u64::from(page.examined);
             trial.report.is_complete &= page.too_large == 0;
             for chunk in chunks(page.groups, &trial.judge) {
@@ -116,7 +117,7 @@ impl DryRun {
         let (draft, now) = (Arc::clone(&self.draft), Arc::clone(&self.policy.rules));
         let depends = |rules: &Rules| rules.filters().depend_on_versions();
         let published = if depends(&draft) || depends(&now) {
-            self.buffer.store.published(self.policy.policy_pk).await?
+            self.buffer.store.read(ListPublished(self.policy.policy_pk)).await?
         } else {
             Vec::new()
         };

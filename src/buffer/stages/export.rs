@@ -17,14 +17,15 @@ use forebay_domain::{
     samples::pages::{self, Members},
     states::{RolloutState, Verdict},
 };
+use forebay_store::{
+    Store,
+    error::StoreError,
+    ops::{exports::LastRollout, policy::FindPolicy},
+};
 use forebay_wire::{self as wire, ExportCounts, ExportResult, ExportedRollout, FilterAction, FilterRule, FilterScope};
 use serde_json::value::RawValue;
 
-use crate::buffer::{
-    error::BufferError,
-    payloads,
-    port::{Store, error::StoreError},
-};
+use crate::buffer::{error::BufferError, payloads};
 
 /// Which rollouts an export has.
 #[derive(Clone, Debug, Default)]
@@ -65,7 +66,7 @@ impl Expression {
 
 /// An export that is being read.
 pub struct ExportReader {
-    store: Arc<dyn Store>,
+    store: Arc<Store>,
     policy: PolicyName,
     version: Version,
     filter: ExportFilter,
@@ -77,15 +78,15 @@ pub struct ExportReader {
 
 /// Begins an export of a run, or of the current one.
 pub async fn begin(
-    store: Arc<dyn Store>,
+    store: Arc<Store>,
     policy: PolicyName,
     run: Option<Run>,
     filter: ExportFilter,
 ) -> Result<ExportReader, BufferError> {
-    let found = store.policy(policy.clone()).await?;
+    let found = store.read(FindPolicy(policy.clone())).await?;
     let Policy { policy_pk, run: current, version, .. } =
         found.ok_or_else(|| BufferError::from(Refusal::UnknownPolicy(policy.clone())))?;
-    let last = store.last_rollout().await?;
+    let last = store.read(LastRollout).await?;
     let page = ExportPage { policy_pk, run: run.unwrap_or(current), last, from: ExportCursor::START };
     let (members, counts) = (Members::default(), ExportCounts::default());
     Ok(ExportReader { store, policy, version, filter, page, is_last: false, members, counts })
@@ -96,7 +97,7 @@ impl ExportReader {
     /// the end.
     pub async fn next_page_bytes(&mut self) -> Result<u64, BufferError> {
         while self.members.as_slice().is_empty() && !self.is_last {
-            let read = self.store.exported(self.page).await?;
+            let read = self.store.read(self.page).await?;
             self.counts.purged += read.purged;
             match read.next {
                 Some(next) => self.page.from = next,

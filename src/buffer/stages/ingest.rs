@@ -18,10 +18,11 @@ use forebay_domain::{
     states::{GroupState, Verdict},
     trajectory::{Memory, NoMemory, Trajectory, VIOLATIONS_MAX},
 };
+use forebay_store::error::StoreError;
 use forebay_wire::{self as wire, Violation};
 use tokio::sync::Semaphore;
 
-use crate::buffer::{Buffer, error::BufferError, port::error::StoreError, replicas};
+use crate::buffer::{Buffer, error::BufferError, replicas};
 
 /// The most filter steps that run on the thread of the request. The bytes of metadata that they read count as well:
 /// together they take about a millisecond.

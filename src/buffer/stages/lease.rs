@@ -17,6 +17,7 @@ use forebay_domain::{
     rules::LEASE_TTL_S_MAX,
     states::BatchState,
 };
+use forebay_store::ops::samples::FindBatch;
 use tokio::time::Instant;
 
 use crate::buffer::{
@@ -130,7 +131,7 @@ pub(in crate::buffer) async fn lease(
                 return Err(Refusal::PermissionEnded.into());
             }
             let claim = claim(buffer, &request, request.partial && time_is_up, asking_since);
-            buffer.store.claim(claim).await??
+            buffer.store.write(claim).await??
         };
         passed_on.keep();
         sweep::report_expired(buffer, &request.policy, answer.expired);
@@ -203,12 +204,12 @@ fn report_granted(buffer: &Buffer, batch: &Batch, waited: Duration) {
 
 pub(in crate::buffer) async fn extend(buffer: &Buffer, holder: Holder, ttl_s: u64) -> Result<Batch, BufferError> {
     let extend = Extend { proof: proof(buffer, holder), ttl_s };
-    Ok(buffer.store.extend(extend).await??)
+    Ok(buffer.store.write(extend).await??)
 }
 
 pub(in crate::buffer) async fn ack(buffer: &Buffer, holder: Holder, step: Step) -> Result<Batch, BufferError> {
     let ack = Ack { proof: proof(buffer, holder), step };
-    let batch = buffer.store.ack(ack).await??;
+    let batch = buffer.store.write(ack).await??;
     buffer.metrics.lease(batch.policy.as_str(), "acked", 1);
     buffer.metrics.acked(batch.policy.as_str(), buffer.clock.now().micros_since(batch.created_at) as f64 / 1e6);
     Ok(batch)
@@ -221,7 +222,7 @@ pub(in crate::buffer) async fn nack(
     groups: Vec<GroupId>,
 ) -> Result<Batch, BufferError> {
     let nack = Nack { proof: proof(buffer, holder), reason, groups };
-    let batch = buffer.store.nack(nack).await??;
+    let batch = buffer.store.write(nack).await??;
     buffer.metrics.lease(batch.policy.as_str(), "nacked", 1);
     if batch.state == BatchState::Quarantined {
         tracing::warn!(batch.id = %batch.batch_id, policy.name = %batch.policy, "batch quarantined: its deliveries are used up");
@@ -231,20 +232,19 @@ pub(in crate::buffer) async fn nack(
 }
 
 pub(in crate::buffer) async fn readmit(buffer: &Buffer, batch_id: BatchId) -> Result<Batch, BufferError> {
-    let batch =
-        buffer.store.readmit(Readmit { batch_id, by: buffer.acting.clone(), now: buffer.clock.now() }).await??;
+    let batch = buffer.store.write(Readmit { batch_id, by: buffer.acting.clone(), now: buffer.clock.now() }).await??;
     replicas::wake(buffer, Awaited::Batch, &batch.policy);
     Ok(batch)
 }
 
 pub(in crate::buffer) async fn batch(buffer: &Buffer, batch_id: BatchId) -> Result<Batch, BufferError> {
-    let batch = buffer.store.batch(batch_id).await?;
+    let batch = buffer.store.read(FindBatch(batch_id)).await?;
     batch.ok_or_else(|| Refusal::Unknown("the batch").into())
 }
 
 pub(in crate::buffer) async fn batches(buffer: &Buffer, filter: BatchFilter) -> Result<Page<Batch>, BufferError> {
     policies::existing_policy(buffer, &filter.policy).await?;
-    Ok(buffer.store.batches(filter).await?)
+    Ok(buffer.store.read(filter).await?)
 }
 
 fn proof(buffer: &Buffer, holder: Holder) -> LeaseProof {

@@ -10,6 +10,7 @@ use forebay_domain::{
     peers::Awaited,
     reasons,
 };
+use forebay_store::ops::policy::PublishVersion;
 
 use crate::buffer::{Buffer, error::BufferError, replicas, sweep};
 
@@ -21,7 +22,7 @@ pub(in crate::buffer) async fn checkpoint(
     epoch: Option<Epoch>,
 ) -> Result<Checkpointed, BufferError> {
     let checkpoint = Checkpoint { policy, step, force, epoch, now: buffer.clock.now() };
-    Ok(buffer.store.checkpoint(checkpoint).await??)
+    Ok(buffer.store.write(checkpoint).await??)
 }
 
 pub(in crate::buffer) async fn resume(
@@ -33,7 +34,7 @@ pub(in crate::buffer) async fn resume(
 ) -> Result<Resumed, BufferError> {
     let by = buffer.acting.clone();
     let resume = Resume { policy: policy.clone(), step, force, epoch, by, now: buffer.clock.now() };
-    let resumed = buffer.store.resume(resume).await??;
+    let resumed = buffer.store.write(resume).await??;
     tracing::info!(
         policy.name = %policy,
         lineage.step = step.map(|step| step.0),
@@ -66,7 +67,7 @@ pub(in crate::buffer) async fn reset(
 ) -> Result<ResetDone, BufferError> {
     let by = buffer.acting.clone();
     let reset = Reset { policy: policy.clone(), epoch, by, now: buffer.clock.now() };
-    let done = buffer.store.reset(reset).await??;
+    let done = buffer.store.write(reset).await??;
     buffer.metrics.dropped_many(policy.as_str(), reasons::RESET, done.groups);
     tracing::info!(policy.name = %policy, policy.run = done.run.0, groups.discarded = done.groups, "policy reset");
     replicas::wake(buffer, Awaited::Version, &policy);
@@ -76,7 +77,7 @@ pub(in crate::buffer) async fn reset(
 pub(in crate::buffer) async fn publish(buffer: &Buffer, mut publish: Publish) -> Result<bool, BufferError> {
     publish.now = buffer.clock.now();
     let policy = publish.policy.clone();
-    let new = buffer.store.publish(publish).await??;
+    let new = buffer.store.write(PublishVersion(publish)).await??;
     replicas::wake(buffer, Awaited::Version, &policy);
     // Staleness is measured against the new version, so other groups may be ready now.
     replicas::wake(buffer, Awaited::Batch, &policy);

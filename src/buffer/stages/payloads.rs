@@ -4,12 +4,11 @@ use forebay_domain::{
     formats::payload::Payload,
     samples::{SealedRow, pages::Members},
 };
-
-use crate::buffer::port::{Store, error::StoreError};
+use forebay_store::{Store, error::StoreError};
 
 /// Takes the next page of rollouts, and reads its payloads. A payload that is purged is none. The page is empty at the end.
 pub(in crate::buffer) async fn next_page<M: AsRef<SealedRow>>(
-    store: &dyn Store,
+    store: &Store,
     members: &mut Members<M>,
 ) -> Result<Vec<(M, Option<Payload>)>, StoreError> {
     let page = members.take_page();
@@ -19,7 +18,7 @@ pub(in crate::buffer) async fn next_page<M: AsRef<SealedRow>>(
 
 /// The payloads of rollouts, in their order. A payload that is purged is none.
 pub(in crate::buffer) async fn read_payloads(
-    store: &dyn Store,
+    store: &Store,
     members: &[impl AsRef<SealedRow>],
 ) -> Result<Vec<Option<Payload>>, StoreError> {
     if members.is_empty() {

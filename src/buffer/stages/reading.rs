@@ -59,7 +59,7 @@ impl Reader {
 /// Acks everything that the consumer has read, with a step of its own, and settles it. Returns the number of batches.
 pub(in crate::buffer) async fn ack_reads(buffer: &Buffer, reader: &Reader) -> Result<usize, BufferError> {
     let ack = AckReads { policy: reader.policy.clone(), consumer: reader.consumer.clone(), now: buffer.clock.now() };
-    let acked: Vec<Batch> = buffer.store.ack_reads(ack).await??;
+    let acked: Vec<Batch> = buffer.store.write(ack).await??;
     for batch in &acked {
         buffer.metrics.lease(batch.policy.as_str(), "acked", 1);
         buffer.metrics.acked(batch.policy.as_str(), buffer.clock.now().micros_since(batch.created_at) as f64 / 1e6);
@@ -81,7 +81,7 @@ pub(in crate::buffer) async fn mark_read(
         proofs: read.into_iter().map(proof).collect(),
         expires_at: now.plus_seconds(READ_LEASE_S),
     };
-    Ok(buffer.store.mark_read(mark).await??)
+    Ok(buffer.store.write(mark).await??)
 }
 
 /// Gives back a batch that was not sent. It counts as no delivery, and is the next one that is leased.
@@ -92,7 +92,7 @@ pub(in crate::buffer) async fn release_read(
 ) -> Result<(), BufferError> {
     let Holder { batch_id, lease, epoch } = holder;
     let proof = LeaseProof { batch_id, lease, epoch, now: buffer.clock.now() };
-    buffer.store.release_read(ReleaseRead { policy: reader.policy.clone(), proof }).await??;
+    buffer.store.write(ReleaseRead { policy: reader.policy.clone(), proof }).await??;
     replicas::wake(buffer, Awaited::Batch, &reader.policy);
     Ok(())
 }
@@ -104,7 +104,7 @@ pub(in crate::buffer) async fn give_back_reads(buffer: &Buffer, reader: &Reader)
         consumers: [reader.consumer.clone(), reader.reading.clone()],
         now: buffer.clock.now(),
     };
-    let returned = buffer.store.give_back_reads(give_back).await??;
+    let returned = buffer.store.write(give_back).await??;
     if returned > 0 {
         replicas::wake(buffer, Awaited::Batch, &reader.policy);
     }

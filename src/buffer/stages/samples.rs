@@ -18,9 +18,13 @@ use forebay_domain::{
     shard::{Division, Shard},
     weights::BatchWeights,
 };
+use forebay_store::{
+    error::StoreError,
+    ops::{facades::NewestMembers, lease::QuarantineDamaged, samples::BatchMembers},
+};
 use forebay_wire::{LossWeighting, Sample};
 
-use crate::buffer::{Buffer, error::BufferError, payloads, port::error::StoreError, replicas};
+use crate::buffer::{Buffer, error::BufferError, payloads, replicas};
 
 /// A batch that is being read.
 pub struct SampleReader {
@@ -97,7 +101,7 @@ pub const NEWEST_BYTES_MAX: u64 = pages::PAGE_BYTES;
 /// The samples of the newest group that is ready or in a batch. Its loss weights are not decided before it is in a batch,
 /// so they are 0. Empty if there is none, or if it is larger than [`NEWEST_BYTES_MAX`] or damaged.
 pub(in crate::buffer) async fn newest_group(buffer: &Buffer, policy: PolicyName) -> Result<Vec<Sample>, BufferError> {
-    let members = buffer.store.newest_members(policy).await?;
+    let members = buffer.store.read(NewestMembers { policy }).await?;
     if pages::bytes_of(&members) > NEWEST_BYTES_MAX {
         return Ok(Vec::new());
     }
@@ -125,7 +129,7 @@ async fn unpack(page: Vec<StoredPart>, weights: BatchWeights) -> Result<Result<P
 }
 
 async fn members(buffer: &Buffer, batch: &Batch) -> Result<Vec<BatchMember>, BufferError> {
-    let members = buffer.store.batch_members(batch.clone()).await?.ok_or(Refusal::Purged)?;
+    let members = buffer.store.read(BatchMembers(batch.clone())).await?.ok_or(Refusal::Purged)?;
     if let Some(member) = checked::broken_groups(&members).next() {
         return Err(quarantine(buffer, batch, member, Damaged("its advantages differ from their seal")).await?);
     }
@@ -150,7 +154,10 @@ async fn quarantine(
         error = %damage,
         "a group is quarantined"
     );
-    buffer.store.quarantine_damaged(batch.batch_id, member.group_pk, buffer.clock.now()).await?;
+    buffer
+        .store
+        .write(QuarantineDamaged { batch_id: batch.batch_id, group: member.group_pk, now: buffer.clock.now() })
+        .await?;
     replicas::wake(buffer, Awaited::Batch, &batch.policy);
     Ok(Refusal::Damaged.into())
 }

@@ -5,8 +5,9 @@
 //! bucket that nothing is known of has no values: the service was not running, or the history begins later.
 
 use forebay_domain::looking::history::{ReadHistory, Series, SeriesRequest, Window, columns, minute};
+use forebay_store::error::StoreError;
 
-use crate::buffer::{Buffer, error::BufferError, policies, port::error::StoreError};
+use crate::buffer::{Buffer, error::BufferError, policies};
 
 /// Reads the series of a policy.
 pub(in crate::buffer) async fn series(buffer: &Buffer, request: SeriesRequest) -> Result<Series, BufferError> {
@@ -14,7 +15,7 @@ pub(in crate::buffer) async fn series(buffer: &Buffer, request: SeriesRequest) -
     let now = buffer.clock.now();
     let window = Window::of(&request, now)?;
     let Window { from, to, step } = window;
-    let history = buffer.store.history(ReadHistory { policy: policy.policy_pk, from, to, step }).await?;
+    let history = buffer.store.read(ReadHistory { policy: policy.policy_pk, from, to, step }).await?;
     let metrics = request.metrics;
     let columns = move || columns(&history, window, minute(now), &metrics);
     // Thousands of rows with dozens of totals take milliseconds.

@@ -19,7 +19,7 @@ pub(in crate::buffer) async fn steps(
 ) -> Result<StepPage, BufferError> {
     let policy = policies::existing_policy(buffer, policy).await?;
     let read = ReadSteps { policy: policy.policy_pk, run: policy.run, order, after, limit };
-    Ok(buffer.store.steps(read).await?)
+    Ok(buffer.store.read(read).await?)
 }
 
 pub(in crate::buffer) async fn buckets(
@@ -33,5 +33,5 @@ pub(in crate::buffer) async fn buckets(
     // Rounded up, so that there are not more buckets than points.
     let width = ((to.0.saturating_sub(from.0)) / points.max(1)).saturating_add(1);
     let read = ReadStepBuckets { policy: policy.policy_pk, run: policy.run, from: from.0, to: to.0, width };
-    Ok(buffer.store.step_buckets(read).await?)
+    Ok(buffer.store.read(read).await?)
 }

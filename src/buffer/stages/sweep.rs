@@ -13,8 +13,17 @@ use forebay_domain::{
     peers::Awaited,
     sweep::PayloadMoves,
 };
+use forebay_store::{
+    error::StoreError,
+    ops::{
+        admission::ExpireAdmissions,
+        group::{DecideOverdue, OverdueGroups},
+        session::sweep::RetireSessions,
+        sweep::{AnythingDue, DiscardStragglers, ExpireLeases, Retire},
+    },
+};
 
-use crate::buffer::{Buffer, coordination::askers, ingest, journal, port::error::StoreError, replicas, session};
+use crate::buffer::{Buffer, coordination::askers, ingest, journal, replicas, session};
 
 /// Pause between sweeps, a quarter of the delay that [`Buffer::run_sweeper`] allows.
 const SWEEP_INTERVAL: Duration = Duration::from_millis(250);
@@ -97,16 +106,16 @@ pub(in crate::buffer) async fn sweep(buffer: &Buffer) -> Result<(), StoreError> 
     if let Err(error) = askers::flush(buffer).await {
         tracing::warn!(error = %error, "noting who waits failed; the next sweep tries again");
     }
-    if !buffer.store.anything_due(buffer.clock.now()).await? {
+    if !buffer.store.read(AnythingDue(buffer.clock.now())).await? {
         return Ok(());
     }
     expire_leases(buffer).await?;
     session::expire(buffer, SLICE).await?;
     decide_overdue_groups(buffer).await?;
-    while buffer.store.expire_admissions(buffer.clock.now(), SLICE).await? >= u64::from(SLICE) {}
-    while buffer.store.retire(buffer.clock.now(), SLICE).await? >= u64::from(SLICE) {}
-    while buffer.store.retire_sessions(buffer.clock.now(), SLICE).await? >= u64::from(SLICE) {}
-    while buffer.store.discard_stragglers(buffer.clock.now(), SLICE).await? >= u64::from(SLICE) {}
+    while buffer.store.write(ExpireAdmissions { now: buffer.clock.now(), limit: SLICE }).await? >= u64::from(SLICE) {}
+    while buffer.store.write(Retire { now: buffer.clock.now(), limit: SLICE }).await? >= u64::from(SLICE) {}
+    while buffer.store.write(RetireSessions { now: buffer.clock.now(), limit: SLICE }).await? >= u64::from(SLICE) {}
+    while buffer.store.write(DiscardStragglers { now: buffer.clock.now(), limit: SLICE }).await? >= u64::from(SLICE) {}
     Ok(())
 }
 
@@ -115,7 +124,7 @@ pub(in crate::buffer) async fn fold_tallies(buffer: &Buffer) -> Result<(), Store
 }
 
 async fn expire_leases(buffer: &Buffer) -> Result<(), StoreError> {
-    let expired = buffer.store.expire_leases(buffer.clock.now(), SLICE).await?;
+    let expired = buffer.store.write(ExpireLeases { now: buffer.clock.now(), limit: SLICE }).await?;
     for ExpiredLeases { policy, leases } in expired {
         report_expired(buffer, &policy, leases);
         replicas::wake(buffer, Awaited::Batch, &policy);
@@ -134,7 +143,7 @@ pub(in crate::buffer) fn report_expired(buffer: &Buffer, policy: &PolicyName, le
 async fn decide_overdue_groups(buffer: &Buffer) -> Result<(), StoreError> {
     loop {
         let now = buffer.clock.now();
-        let overdue = buffer.store.overdue_groups(now, SLICE).await?;
+        let overdue = buffer.store.read(OverdueGroups { now, limit: SLICE }).await?;
         let slice = overdue.len();
         let mut failed = 0;
         for group in overdue {
@@ -151,7 +160,7 @@ async fn decide_overdue_groups(buffer: &Buffer) -> Result<(), StoreError> {
 }
 
 async fn decide_overdue_group(buffer: &Buffer, group: GroupPk) -> Result<(), StoreError> {
-    let decided = buffer.store.decide_overdue(group, Cause::TimedOut, buffer.clock.now()).await?;
+    let decided = buffer.store.write(DecideOverdue { group, cause: Cause::TimedOut, now: buffer.clock.now() }).await?;
     if let Some(DecidedGroup { policy, group }) = decided {
         ingest::report_decided(buffer, &policy, group.fill.state, group.reason.as_deref(), &group.failed_filters);
     }

@@ -5,19 +5,17 @@ use std::{path::PathBuf, sync::Arc};
 use anyhow::{Context as _, anyhow};
 use arrow_array::RecordBatch;
 use clap::Args;
-use forebay::{
-    buffer::{
-        error::BufferError,
-        export::{self, ExportFilter, ExportReader, Expression},
-    },
-    metrics::Metrics,
-    store::{self, Database},
+use forebay::buffer::{
+    error::BufferError,
+    export::{self, ExportFilter, ExportReader, Expression},
 };
 use forebay_client::{
     Client, ClientError, ClientOptions, Export, RetryPolicy,
     wire::{ApiKey, ExportCounts, ExportSummary, ExportedRollout},
 };
 use forebay_domain::{ids::Run, refusal::Refusal};
+use forebay_store::{self as store, Store};
+use forebay_telemetry::metrics::Metrics;
 use serde::Deserialize;
 
 use super::{Selection, columns::Columns};
@@ -61,7 +59,7 @@ pub(super) enum Page {
 pub(super) enum Source {
     Columns { export: Export, columns: Box<Columns> },
     Lines { export: Export, counts: Option<ExportCounts> },
-    Database { reader: Box<ExportReader>, store: Arc<dyn Database> },
+    Database { reader: Box<ExportReader>, store: Arc<Store> },
 }
 
 impl PlaceArgs {
@@ -133,7 +131,7 @@ async fn open_database(database: &str, selection: &Selection) -> anyhow::Result<
         expression: selection.expression.as_ref().map(compile).transpose()?.map(Arc::new),
     };
     let store = store::open_reading(database, Metrics::new().store()).await?;
-    let reader = export::begin(Arc::clone(&store) as _, selection.policy.clone(), selection.run.map(Run), filter).await;
+    let reader = export::begin(Arc::clone(&store), selection.policy.clone(), selection.run.map(Run), filter).await;
     match reader {
         Ok(reader) => Ok(Source::Database { reader: Box::new(reader), store }),
         Err(error) => {

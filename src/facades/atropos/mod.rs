@@ -32,7 +32,10 @@ use axum::{
     routing::{get, post as post_to},
 };
 use forebay_domain::refusal::Refusal;
-use forebay_wire::{Trajectory, Violation};
+use forebay_wire::{
+    Role::{self, Admin, Produce, Read, Train},
+    Trajectory, Violation,
+};
 use serde_json::{Value, json};
 
 use self::{
@@ -48,7 +51,6 @@ use super::{
     needs_of,
 };
 use crate::{
-    access::Role::{self, Admin, Produce, Read, Train},
     api::{Failure, Needs},
     buffer::error::BufferError,
 };

@@ -8,11 +8,9 @@
 //! same group.
 
 use forebay_domain::ids::{ExecutionId, GroupId, PolicyName};
+use forebay_store::error::StoreError;
 
-use crate::{
-    buffer::{Buffer, port::error::StoreError},
-    facades::slime::item::Item,
-};
+use crate::{buffer::Buffer, facades::slime::item::Item};
 
 /// The generation of an instance that an item is written to.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -15,14 +15,14 @@ use axum::{
     http::Method,
     routing::{get, post},
 };
-use forebay_wire::Trajectory;
+use forebay_wire::{
+    Role::{Admin, Produce, Train},
+    Trajectory,
+};
 use serde_json::{Value, json, value::RawValue};
 
 use super::{Facade, needs_of, object::Object};
-use crate::{
-    access::Role::{Admin, Produce, Train},
-    api::{Failure, Needs, parse, stopped},
-};
+use crate::api::{Failure, Needs, parse, stopped};
 
 /// The name of the protocol in the names of consumers.
 const NAME: &str = "slime";

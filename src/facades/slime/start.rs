@@ -5,6 +5,7 @@
 
 use axum::{Json, extract::State};
 use forebay_domain::{ids::PolicyName, trajectory::GROUP_SIZE_MAX};
+use forebay_store::ops::policy::FindPolicy;
 use serde_json::{Value, json};
 
 use super::{NAME, Slime, number, options};
@@ -36,7 +37,7 @@ pub(super) async fn start(
 /// Makes the size of a group a rule of the policy, so that it is durable and all replicas know it. It applies to groups
 /// that are opened from then on.
 async fn set_group_size(buffer: &Buffer, name: PolicyName, size: u32) -> Result<(), BufferError> {
-    let known = buffer.store().policy(name.clone()).await?;
+    let known = buffer.store().read(FindPolicy(name.clone())).await?;
     if known.is_some_and(|policy| policy.rules.group.size == size) {
         return Ok(());
     }

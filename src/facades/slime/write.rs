@@ -15,6 +15,7 @@ use forebay_domain::{
     refusal::Refusal,
     states::Verdict,
 };
+use forebay_store::error::StoreError;
 use forebay_wire::Violation;
 use futures::stream;
 use tokio::time::Instant;
@@ -27,7 +28,7 @@ use super::{
 };
 use crate::{
     api::{Failure, ReadBody, paid, stopped},
-    buffer::{Buffer, error::BufferError, port::error::StoreError},
+    buffer::{Buffer, error::BufferError},
     facades::calls::{Call, Posted},
 };
 

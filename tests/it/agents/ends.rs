@@ -85,8 +85,8 @@ on_both_stores! {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_agent_can_do_nothing_but_call_its_own_session() {
     let app = TestApp::start(Backend::Sqlite).await;
-    app.key(forebay::access::Role::Admin, &["*"]).await;
-    let admin = app.key(forebay::access::Role::Admin, &["*"]).await;
+    app.key(forebay_wire::Role::Admin, &["*"]).await;
+    let admin = app.key(forebay_wire::Role::Admin, &["*"]).await;
     let open = async || {
         let session = app.post_as(&admin, "/sessions", json!({})).await.expect(201);
         Agent { http: app.http.clone(), session }

@@ -1,8 +1,7 @@
 //! Screens for everyone: axe finds nothing in both schemes, nothing scrolls sideways at 200%, nothing moves for readers
 //! who want less motion, and the keyboard suffices.
 
-use forebay::access::Role;
-
+use forebay_wire::Role;
 use serde_json::json;
 
 use super::{open, origin};

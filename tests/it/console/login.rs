@@ -1,6 +1,6 @@
 //! Who may look: the login, keys that end while the page is open, and tabs that share a key.
 
-use forebay::access::Role;
+use forebay_wire::Role;
 use serde_json::json;
 
 use super::{browser::Browser, open, origin};

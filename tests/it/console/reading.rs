@@ -1,6 +1,6 @@
 //! The screens of one rollout and of the stream of rollouts: what they show is what the service answers.
 
-use forebay::access::Role;
+use forebay_wire::Role;
 use serde_json::{Value, json};
 
 use super::{Page, everyone, open, origin};

@@ -9,6 +9,7 @@ use forebay_domain::{
     looking::export::{ExportCursor, ExportPage},
     policies::Policy,
 };
+use forebay_store::ops::{exports::LastRollout, policy::FindPolicy};
 use serde_json::{Value, json};
 
 use crate::support::{Backend, TestApp, group, member, on_both_stores, rollout, text, with};
@@ -228,10 +229,10 @@ on_both_stores! {
         app.accept(rollout("new", 1.0)).await;
         let store = app.buffer.store();
         let policy = PolicyName::parse("default").expect("it is a name");
-        let Policy { policy_pk, run, .. } = store.policy(policy).await.expect("answered").expect("it is there");
-        let last = store.last_rollout().await.expect("answered");
+        let Policy { policy_pk, run, .. } = store.read(FindPolicy(policy)).await.expect("answered").expect("it is there");
+        let last = store.read(LastRollout).await.expect("answered");
         let page = ExportPage { policy_pk, run, last, from: ExportCursor::START };
-        let read = store.exported(page).await.expect("answered");
+        let read = store.read(page).await.expect("answered");
         let members: Vec<&str> = read.members.iter().map(|member| member.row.rollout_id.as_str()).collect();
         assert_eq!((members, read.purged), (vec!["new"], 2));
     }

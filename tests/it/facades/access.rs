@@ -1,6 +1,6 @@
 //! What all facades share: keys in paths, roles, policies, and how they listen.
 
-use forebay::access::Role;
+use forebay_wire::Role;
 use reqwest::Method;
 use serde_json::json;
 

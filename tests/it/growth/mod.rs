@@ -1,6 +1,6 @@
 //! Growth: no statement that a request or a sweep runs gets slower as the ledger grows.
 //!
-//! A walk makes the real service run every statement named in `src/store`. The texts come from the service's log, and
+//! A walk makes the real service run every statement named in `crates/store/src`. The texts come from the service's log, and
 //! the plans from the database. The test also fails for a new statement that the walk does not run.
 
 mod lists;
@@ -115,7 +115,7 @@ fn named() -> BTreeSet<String> {
 /// The names of the statements in some files of the store, read from its source.
 fn named_in(is_read: impl Fn(&Path) -> bool) -> BTreeSet<String> {
     let first_line = regex::Regex::new(r#"(?m)(?:"|^\s*)-- ([a-z_]+)(?:\\n|"|$)"#).expect("the pattern is valid");
-    let mut folders = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("src/store")];
+    let mut folders = vec![Path::new(env!("CARGO_MANIFEST_DIR")).join("crates/store/src")];
     let mut names = BTreeSet::new();
     while let Some(folder) = folders.pop() {
         for entry in std::fs::read_dir(folder).expect("the source is there") {

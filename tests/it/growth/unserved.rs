@@ -10,10 +10,8 @@ use std::{
 };
 
 use forebay::{
-    buffer::{Buffer, lease::Holder, port::Store, reading::Reader},
+    buffer::{Buffer, lease::Holder, reading::Reader},
     config::Config,
-    metrics::Metrics,
-    store,
 };
 use forebay_domain::{
     batch::BatchSize,
@@ -28,6 +26,17 @@ use forebay_domain::{
     session::{CallHead, Delivery, FindAnswer, RecordCall, SessionBounds, SessionFilter, notes::SessionNotes},
     states::SessionState,
 };
+use forebay_store::{
+    self as store, Store,
+    ops::{
+        epochs::BeginEpochs,
+        facades::{FindFacadeState, ListReadyGroups, NewestMembers, WriteFacadeState},
+        policy::{FindPolicy, ListPolicies, PublishVersion},
+        session::calls::{FindCalls, FindTexts, FindUnmarked, MarkCalls, MarkFull, NoteSession},
+        unused_rules::{FindRulesOfGroups, ForgetRules, SupersededRules},
+    },
+};
+use forebay_telemetry::metrics::Metrics;
 use forebay_wire::PolicyRules;
 use serde_json::json;
 use tracing::{
@@ -56,16 +65,16 @@ pub(super) const FILES: [&str; 8] = [
 pub(super) async fn walked(database: &str) -> Vec<Walked> {
     record();
     let store = store::open(database, Metrics::new().store()).await.expect("the store opens");
-    let superseded = store.superseded_rules(10).await.expect("answered");
+    let superseded = store.read(SupersededRules { limit: 10 }).await.expect("answered");
     assert!(!superseded.is_empty(), "the walk has replaced rules");
-    let found = store.rules_of_groups(GroupPk(0), 10).await.expect("answered");
+    let found = store.read(FindRulesOfGroups { after: GroupPk(0), limit: 10 }).await.expect("answered");
     let unused: Vec<i64> = superseded.into_iter().filter(|rules| !found.rules.contains(rules)).collect();
-    store.forget_rules(unused).await.expect("answered");
-    store.begin_epochs(Epoch(1)).await.expect("answered");
-    record_call(&*store).await;
+    store.write(ForgetRules(unused)).await.expect("answered");
+    store.write(BeginEpochs(Epoch(1))).await.expect("answered");
+    record_call(&store).await;
     read_by_name(store.clone()).await;
-    keep_run(&*store).await;
-    take_snapshots(&*store).await;
+    keep_run(&store).await;
+    take_snapshots(&store).await;
     store.close().await;
     // Other tests of this process run statements at the same time.
     let names = named_in(|path| FILES.iter().any(|file| path.ends_with(file)));
@@ -78,7 +87,7 @@ pub(super) async fn walked(database: &str) -> Vec<Walked> {
 }
 
 /// Snapshots of policies that change, until the oldest is deleted, and a part of the history.
-async fn take_snapshots(store: &dyn Store) {
+async fn take_snapshots(store: &Store) {
     let start = AnchoredClock::new().now().as_micros();
     let policy = PolicyName::default();
     // In one of sixty minutes, the oldest steps of the policy are deleted.
@@ -88,16 +97,16 @@ async fn take_snapshots(store: &dyn Store) {
         let version = Version(1_000_000 + version);
         let publish =
             Publish { policy: policy.clone(), version, step: None, uri: None, epoch: None, force: false, now };
-        store.publish(publish).await.expect("answered").expect("it is above all others");
+        store.write(PublishVersion(publish)).await.expect("answered").expect("it is above all others");
         store.snapshot(now).await.expect("written");
     }
-    let policy = store.policy(policy).await.expect("answered").expect("every service has it").policy_pk;
+    let policy = store.read(FindPolicy(policy)).await.expect("answered").expect("every service has it").policy_pk;
     let from = start / 60_000_000 - 60;
-    store.history(ReadHistory { policy, from, to: from + 120, step: 1 }).await.expect("answered");
+    store.read(ReadHistory { policy, from, to: from + 120, step: 1 }).await.expect("answered");
 }
 
 /// Reads a batch as a consumer that is known by its name.
-async fn read_by_name(store: Arc<dyn Store>) {
+async fn read_by_name(store: Arc<Store>) {
     let options = Config::parse("").expect("the defaults are valid").buffer;
     let buffer = Buffer::start(store, Arc::new(AnchoredClock::new()), Arc::new(Metrics::new()), options, Vec::new());
     let buffer = buffer.await.expect("the store can be used");
@@ -129,25 +138,25 @@ async fn read_by_name(store: Arc<dyn Store>) {
 }
 
 /// Keeps the state of a foreign protocol, and reads the line of ready groups and the newest group of every policy.
-async fn keep_run(store: &dyn Store) {
+async fn keep_run(store: &Store) {
     let name = || "atropos:walk".to_owned();
     for revision in 1..=2 {
         let state = FacadeState { revision, body: "{}".to_owned() };
-        assert!(store.write_facade_state(name(), state).await.expect("answered"));
+        assert!(store.write(WriteFacadeState { name: name(), state }).await.expect("answered"));
     }
-    assert_eq!(store.facade_state(name(), 2).await.expect("answered"), None);
+    assert_eq!(store.read(FindFacadeState { name: name(), known: 2 }).await.expect("answered"), None);
     let mut newest = 0;
-    for policy in store.policies(String::new(), 100).await.expect("answered") {
-        store.ready_groups(policy.name.clone(), 10).await.expect("answered");
-        newest += store.newest_members(policy.name).await.expect("answered").len();
+    for policy in store.read(ListPolicies { after: String::new(), limit: 100 }).await.expect("answered") {
+        store.read(ListReadyGroups { policy: policy.name.clone(), limit: 10 }).await.expect("answered");
+        newest += store.read(NewestMembers { policy: policy.name }).await.expect("answered").len();
     }
     assert!(newest > 0, "some policy has a ready group");
 }
 
 /// Records a call in the session that the walk has left open.
-async fn record_call(store: &dyn Store) {
+async fn record_call(store: &Store) {
     let filter = SessionFilter { state: Some(SessionState::Open), limit: 1, ..SessionFilter::default() };
-    let found = store.sessions(filter).await.expect("answered").entries;
+    let found = store.read(filter).await.expect("answered").entries;
     let session_pk = found.first().expect("the walk has left a session open").session_pk;
     let now = Timestamp::from_micros(1);
     let head = CallHead {
@@ -181,8 +190,13 @@ async fn record_call(store: &dyn Store) {
         bounds: SessionBounds { bytes_max: 1_000, segments_max: 10, tokens_max: 10 },
         now,
     };
-    let call = store.record_call(record).await.expect("answered").expect("recorded");
-    assert!(store.has_unmarked(session_pk, Timestamp::from_micros(0)).await.expect("answered"));
+    let call = store.write(record).await.expect("answered").expect("recorded");
+    assert!(
+        store
+            .read(FindUnmarked { session: session_pk, ended_after: Timestamp::from_micros(0) })
+            .await
+            .expect("answered")
+    );
     let find = FindAnswer {
         session_pk,
         dialect: "chat".to_owned(),
@@ -190,12 +204,12 @@ async fn record_call(store: &dyn Store) {
         retry_count: 1,
         sending: Vec::new(),
     };
-    assert!(store.answer(find).await.expect("answered").is_some());
-    store.mark_calls(vec![call.call_pk], Delivery::Delivered).await.expect("answered");
-    assert_eq!(store.session_calls(session_pk, 0, 10).await.expect("answered").len(), 1);
-    assert_eq!(store.call_texts(session_pk, 0, 10).await.expect("answered").len(), 1);
-    store.mark_full(session_pk).await.expect("answered");
-    store.note_session(session_pk, SessionNotes::LONE_SURROGATES).await.expect("answered");
+    assert!(store.read(find).await.expect("answered").is_some());
+    store.write(MarkCalls { calls: vec![call.call_pk], delivery: Delivery::Delivered }).await.expect("answered");
+    assert_eq!(store.read(FindCalls { session: session_pk, after: 0, limit: 10 }).await.expect("answered").len(), 1);
+    assert_eq!(store.read(FindTexts { session: session_pk, after: 0, limit: 10 }).await.expect("answered").len(), 1);
+    store.write(MarkFull(session_pk)).await.expect("answered");
+    store.write(NoteSession { session: session_pk, notes: SessionNotes::LONE_SURROGATES }).await.expect("answered");
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]

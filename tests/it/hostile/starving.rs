@@ -1,7 +1,7 @@
 //! Bodies that are announced and do not come, or stop coming: they keep nobody else from being served.
 
-use forebay::access::Role;
 use forebay_gateway::engine::Answer;
+use forebay_wire::Role;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 

@@ -17,8 +17,6 @@ use forebay::{
         session::CallPermit,
     },
     config::Config,
-    metrics::Metrics,
-    store,
 };
 use forebay_domain::{
     clock::{Clock as _, Timestamp},
@@ -31,6 +29,8 @@ use forebay_domain::{
     refusal::Refusal,
     session::SessionKey,
 };
+use forebay_store as store;
+use forebay_telemetry::metrics::Metrics;
 use forebay_wire::Sample;
 use sqlx::Connection as _;
 
@@ -352,7 +352,7 @@ impl System {
 
     /// The whole ledger, after checking that its totals are consistent.
     pub(crate) async fn ledger(&self) -> Result<Ledger, BufferError> {
-        let diagnosis = doctor::examine_rows(&**self.buffer.store()).await?;
+        let diagnosis = doctor::examine_rows(self.buffer.store()).await?;
         assert!(diagnosis.is_healthy(), "{:#?}", diagnosis.findings().collect::<Vec<_>>());
         let mut ledger = Ledger::new();
         for policy in 0..POLICIES {

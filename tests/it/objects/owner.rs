@@ -2,11 +2,9 @@
 
 use std::path::Path;
 
-use forebay::{
-    metrics::Metrics,
-    store::{self, Database, PayloadKind, PayloadOptions},
-};
 use forebay_domain::clock::{AnchoredClock, Clock as _, Timestamp};
+use forebay_store::{self as store, PayloadKind, PayloadOptions, Store};
+use forebay_telemetry::metrics::Metrics;
 use serde_json::json;
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection, postgres::PgConnectOptions};
 use tempfile::TempDir;
@@ -46,7 +44,7 @@ impl Folder {
         Service::start_with(database, &[&["--log", "json"], arguments].concat(), &environment).await
     }
 
-    async fn open(&self, database: &str) -> std::sync::Arc<dyn Database> {
+    async fn open(&self, database: &str) -> std::sync::Arc<Store> {
         let options = PayloadOptions {
             kind: Some(PayloadKind::Objects),
             objects_url: Some(self.url()),
@@ -81,7 +79,7 @@ async fn copy_of(original: &str) -> String {
 }
 
 /// Looks after the payloads, so many hours from now.
-async fn look(store: &dyn Database, hours: i64) {
+async fn look(store: &Store, hours: i64) {
     let at = AnchoredClock::new().now().as_micros() + hours * 3_600_000_000;
     store.look_after_payloads(Timestamp::from_micros(at)).await.expect("the folder can be read");
 }
@@ -107,7 +105,7 @@ async fn a_copy_of_a_database_removes_no_object_of_its_original() {
     let store = folder.open(&copy).await;
     discard(&http, &served, &copy, "g0").await;
     for hours in 1..4 {
-        look(&*store, hours).await;
+        look(&store, hours).await;
     }
     assert_eq!(folder.objects(), 3, "neither what the copy purged nor what it does not know is removed");
     assert_eq!(post(&http, &served, 3).await, 201);
@@ -135,15 +133,15 @@ async fn a_database_that_replaces_another_adopts_its_objects_and_the_other_remov
     assert_eq!(post(&http, &adopting, 2).await, 201);
     assert_eq!(number(&restored, super::INSIDE).await, 0, "its payloads are objects");
     for hours in 1..4 {
-        look(&*original, hours).await;
+        look(&original, hours).await;
     }
     assert_eq!(folder.objects(), 3, "the former owner does not know the newest one, and keeps it");
     original.close().await;
 
     let store = folder.open(&restored).await;
-    look(&*store, 1).await;
+    look(&store, 1).await;
     discard(&http, &adopting, &restored, "g0").await;
-    look(&*store, 2).await;
+    look(&store, 2).await;
     assert_eq!(folder.objects(), 2, "the owner removes what it purged");
     store.close().await;
     let again = folder.serve(&restored, &["--adopt-objects"]).await;
@@ -166,17 +164,17 @@ async fn an_earlier_state_of_a_database_and_the_later_one_remove_nothing_until_o
     let later = folder.open(&database).await;
     let earlier = folder.open(&database).await;
     set_fence(&database, fence).await;
-    look(&*earlier, 1).await;
+    look(&earlier, 1).await;
     assert_eq!(folder.objects(), 1, "its fence is lower than that of the owner object");
     set_fence(&database, i64::from(u32::MAX)).await;
-    look(&*later, 1).await;
+    look(&later, 1).await;
     assert_eq!(folder.objects(), 1, "nothing shows which of the two is in use");
     later.close().await;
     earlier.close().await;
 
     let adopting = folder.serve(&database, &["--adopt-objects"]).await;
     let store = folder.open(&database).await;
-    look(&*store, 1).await;
+    look(&store, 1).await;
     assert_eq!(folder.objects(), 0);
     store.close().await;
     adopting.kill().await;
@@ -217,12 +215,12 @@ async fn replicas_that_start_at_once_own_the_objects_together_also_after_an_upgr
     std::fs::remove_file(owner).expect("it is there");
 
     let stores = futures::future::join_all((0..4).map(|_| folder.open(&database))).await;
-    let looks = stores.iter().map(|store| look(&**store, 1));
+    let looks = stores.iter().map(|store| look(store, 1));
     futures::future::join_all(looks).await;
     let service = folder.serve(&database, &[]).await;
     assert!(!service.log().contains("no object is removed"), "{}", service.log());
     discard(&http, &service, &database, "g0").await;
-    look(&*stores[3], 2).await;
+    look(&stores[3], 2).await;
     assert_eq!(folder.objects(), 0, "every one of them owns the objects");
     for store in stores {
         store.close().await;

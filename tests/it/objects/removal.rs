@@ -2,11 +2,9 @@
 
 use std::{path::PathBuf, sync::Arc};
 
-use forebay::{
-    metrics::Metrics,
-    store::{self, Database, PayloadKind, PayloadOptions},
-};
 use forebay_domain::clock::Timestamp;
+use forebay_store::{self as store, PayloadKind, PayloadOptions, Store};
+use forebay_telemetry::metrics::Metrics;
 use serde_json::json;
 use sqlx::{Connection as _, PgConnection};
 use tempfile::TempDir;
@@ -43,7 +41,7 @@ async fn objects_whose_payloads_are_purged_are_removed() {
 /// A folder of objects whose database names none of them.
 struct Unnamed {
     database: String,
-    store: Arc<dyn Database>,
+    store: Arc<Store>,
     folder: TempDir,
 }
 

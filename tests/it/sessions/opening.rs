@@ -2,9 +2,8 @@
 
 use std::time::Duration;
 
-use forebay::access::Role;
 use forebay_domain::{refusal::Refusal, states::SessionState};
-use forebay_wire::{self as wire, AbortRequest, FinishRequest, SessionFinish, SessionRequest};
+use forebay_wire::{self as wire, AbortRequest, FinishRequest, Role, SessionFinish, SessionRequest};
 use serde_json::json;
 
 use super::{A, E, S, U, call, finish, open, path, permit, record, refused, session};

@@ -17,24 +17,23 @@ use std::{
 };
 
 use forebay::{
-    access::{
-        Role,
-        key::NewKey,
-        key_store::KeyStore,
-        keyring::{self, Keyring},
-    },
     agents::{AgentUrls, Agents, Upstreams},
     api::Access,
     buffer::{Buffer, doctor},
     config::Config,
-    metrics::Metrics,
+    keyring::{self, Keyring},
     server::{AgentServer, FacadeServer, Server},
-    store,
     tls::Tls,
 };
 use forebay_client::{Client, wire::KeyRequest};
-use forebay_domain::clock::{Clock, Timestamp};
+use forebay_domain::{
+    access::key::NewKey,
+    clock::{Clock, Timestamp},
+};
 use forebay_gateway::engine::{EngineKind, FakeEngine};
+use forebay_store::{self as store, Store};
+use forebay_telemetry::metrics::Metrics;
+use forebay_wire::Role;
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 use sqlx::Connection as _;
@@ -111,7 +110,7 @@ pub(crate) struct TestApp {
     pub(crate) http: reqwest::Client,
     pub(crate) buffer: Buffer,
     pub(crate) keyring: Arc<Keyring>,
-    keys: Arc<dyn KeyStore>,
+    keys: Arc<Store>,
     pub(crate) tls: Option<Arc<Tls>>,
     pub(crate) database: String,
     config: String,
@@ -135,7 +134,7 @@ struct Launched {
     facades: BTreeMap<&'static str, String>,
     buffer: Buffer,
     keyring: Arc<Keyring>,
-    keys: Arc<dyn KeyStore>,
+    keys: Arc<Store>,
     tls: Option<Arc<Tls>>,
     running: Running,
 }
@@ -268,7 +267,7 @@ impl TestApp {
     /// Checks totals, structure and contents with the doctor. It must find nothing after a test that only used the API,
     /// and must find the damage that a test made directly in the database.
     pub(crate) async fn check_books(&self) {
-        let diagnosis = doctor::examine(&**self.buffer.store(), |_| {}).await.expect("the store can be read");
+        let diagnosis = doctor::examine(self.buffer.store(), |_| {}).await.expect("the store can be read");
         let findings: Vec<&str> = diagnosis.findings().collect();
         assert_eq!(findings.is_empty(), !self.damaged, "{findings:#?}");
     }
@@ -297,7 +296,7 @@ impl TestApp {
         let policies = policies.iter().map(|&glob| glob.to_owned()).collect();
         let request = KeyRequest { name: format!("test {role}"), role, policies: Some(policies), expires_in_s: None };
         let (key, secret) = NewKey::mint(request, self.clock.now()).expect("the request is valid");
-        keyring::create(&*self.keys, key).await.expect("the store takes keys");
+        keyring::create(&self.keys, key).await.expect("the store takes keys");
         self.keyring.reload().await.expect("the store can be read");
         secret.reveal().to_owned()
     }
@@ -495,7 +494,7 @@ async fn launch(database: &str, config: &str, clock: &Arc<TestClock>, engine: &F
     let upstreams = Upstreams::load(agents.upstreams).expect("the engine's address is valid");
     let buffer = buffer.with_engines(Arc::new(upstreams.clone()));
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
-    let keys: Arc<dyn KeyStore> = store;
+    let keys = store;
     let keyring = Keyring::start(Arc::clone(&keys), Arc::clone(clock) as _, config.access.required);
     let keyring = keyring.await.expect("the keys can be read");
     let keyring = Arc::new(keyring);

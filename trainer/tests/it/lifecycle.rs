@@ -173,7 +173,7 @@ async fn goes_on_when_the_service(becomes: Becomes) {
     let url = format!("sqlite:{}", database.display());
     let service = TestService::start_on(&url, POLICIES).await;
     record(&service.client, 3, 2).await;
-    forebay::store::backup(&url, &copy, None).expect("a copy can be made");
+    forebay_store::backup(&url, &copy, None).expect("a copy can be made");
     let target = Arc::new(Mutex::new(service.url.clone()));
     let output = folder.path().join("run");
     let mut config = config(&service, output.clone(), 4);
@@ -185,8 +185,8 @@ async fn goes_on_when_the_service(becomes: Becomes) {
     let service = match becomes {
         Becomes::Copy => {
             let now = forebay_domain::clock::Clock::now(&forebay_domain::clock::AnchoredClock::new());
-            let metrics = forebay::metrics::Metrics::new();
-            forebay::store::restore(&url, &copy, now, metrics.store()).await.expect("the copy can be restored");
+            let metrics = forebay_telemetry::metrics::Metrics::new();
+            forebay_store::restore(&url, &copy, now, metrics.store()).await.expect("the copy can be restored");
             TestService::start_on(&url, POLICIES).await
         }
         Becomes::Empty => {

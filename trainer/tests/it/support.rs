@@ -19,20 +19,20 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use forebay::{
-    access::keyring::Keyring,
     agents::{AgentUrls, Agents, Upstreams},
     api::Access,
     buffer::Buffer,
     config::{AgentsConfig, Config},
-    metrics::Metrics,
+    keyring::Keyring,
     server::{AgentServer, FacadeServer, Server},
-    store,
 };
 use forebay_client::{
     Client,
     wire::{Segment, Status, Trajectory},
 };
 use forebay_domain::clock::AnchoredClock;
+use forebay_store as store;
+use forebay_telemetry::metrics::Metrics;
 use forebay_trainer::{
     config::TrainConfig,
     train::{TrainError, train},

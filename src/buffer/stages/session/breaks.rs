@@ -10,12 +10,10 @@ use forebay_domain::{
     ids::{PolicyName, SessionPk},
     session::CallTexts,
 };
+use forebay_store::error::StoreError;
 
 use super::{calls::SessionCalls, texts};
-use crate::buffer::{
-    Buffer,
-    port::{Conversation, error::StoreError},
-};
+use crate::buffer::{Buffer, conversations::Conversation};
 
 /// The cause of a break if the messages are not known: an earlier version of the service recorded one of the calls, or
 /// the conversation has more messages than are compared.

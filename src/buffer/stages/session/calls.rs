@@ -15,6 +15,10 @@ use forebay_domain::{
     session::StoredCall,
     warnings::delivered_dropped,
 };
+use forebay_store::{
+    error::StoreError,
+    ops::session::{FindSession, calls::FindCalls},
+};
 use forebay_wire::{Retries, Segment, SessionAssembly};
 use tokio::sync::Semaphore;
 
@@ -22,7 +26,7 @@ use super::{
     breaks::{self, CallBreak},
     delivery,
 };
-use crate::buffer::{Buffer, error::BufferError, policies, port::error::StoreError};
+use crate::buffer::{Buffer, error::BufferError, policies};
 
 /// Calls that are read at once.
 const CALLS_PAGE: u32 = 64;
@@ -112,7 +116,7 @@ impl SessionCalls {
         let mut calls: Vec<StoredCall> = Vec::new();
         loop {
             let after = calls.last().map_or(0, |call| call.seq);
-            let page = buffer.store.session_calls(session, after, CALLS_PAGE).await?;
+            let page = buffer.store.read(FindCalls { session, after, limit: CALLS_PAGE }).await?;
             let is_last = page.len() < CALLS_PAGE as usize;
             calls.extend(page);
             if is_last {
@@ -323,7 +327,7 @@ pub(super) fn circular(session: SessionId) -> StoreError {
 }
 
 pub(in crate::buffer) async fn turns(buffer: &Buffer, session_id: SessionId) -> Result<Vec<Turn>, BufferError> {
-    let session = buffer.store.session(session_id).await?.ok_or(Refusal::Unknown("the session"))?;
+    let session = buffer.store.read(FindSession(session_id)).await?.ok_or(Refusal::Unknown("the session"))?;
     let mut policies = Vec::with_capacity(session.policies.len());
     for policy in &session.policies {
         policies.push((policy.policy.clone(), retries(buffer, &policy.policy).await?));

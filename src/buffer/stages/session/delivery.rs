@@ -13,9 +13,10 @@ use forebay_domain::{
     ids::{CallPk, SessionId},
     session::{Delivery, StoredCall},
 };
+use forebay_store::{error::StoreError, ops::session::calls::MarkCalls};
 
 use super::calls::SessionCalls;
-use crate::buffer::{Buffer, port::error::StoreError};
+use crate::buffer::Buffer;
 
 /// What became of the answers of this process, as far as it is not stored.
 #[derive(Debug, Default)]
@@ -80,7 +81,7 @@ pub(in crate::buffer) async fn flush_delivered(buffer: &Buffer) -> Result<(), St
     for delivery in [Delivery::Lost, Delivery::Delivered] {
         let calls: Vec<CallPk> = pending.iter().filter(|(_, mark)| *mark == delivery).map(|(call, _)| *call).collect();
         if !calls.is_empty() {
-            buffer.store.mark_calls(calls, delivery).await?;
+            buffer.store.write(MarkCalls { calls, delivery }).await?;
         }
     }
     buffer.delivered.marks().pending.drain(..pending.len());

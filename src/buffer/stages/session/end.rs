@@ -13,6 +13,10 @@ use forebay_domain::{
     session::{Session, SessionOutcome, without_indexes},
     states::SessionState,
 };
+use forebay_store::{
+    error::StoreError,
+    ops::session::{BeginFinish, FindSession, ReopenSessions, calls::FindUnmarked, sweep::DueSessions},
+};
 use forebay_wire::Violation;
 use tokio::time::Instant;
 
@@ -22,7 +26,7 @@ use super::{
     rollouts::{self, OfPolicy},
     teacher,
 };
-use crate::buffer::{Buffer, error::BufferError, ingest, port::error::StoreError};
+use crate::buffer::{Buffer, error::BufferError, ingest};
 
 /// How long a finish waits for other replicas to mark the answers that they have just sent. They do so several times a
 /// second.
@@ -66,9 +70,10 @@ pub(in crate::buffer) async fn abort(buffer: &Buffer, abort: Abort) -> Result<En
 /// Ends sessions that are due, up to `limit`. A session with calls in flight in this process is not idle.
 pub(in crate::buffer) async fn expire(buffer: &Buffer, limit: u32) -> Result<(), StoreError> {
     let now = buffer.clock.now();
-    for session_id in buffer.store.due_sessions(now, limit).await? {
+    for session_id in buffer.store.read(DueSessions { now, limit }).await? {
         let is_busy = buffer.in_flight.has_calls(session_id);
-        if is_busy && buffer.store.session(session_id).await?.is_some_and(|session| now < session.expires_at) {
+        if is_busy && buffer.store.read(FindSession(session_id)).await?.is_some_and(|session| now < session.expires_at)
+        {
             continue;
         }
         let mut outcome = end_all(buffer, &[Ending { session_id, how: How::Expire { posts: true } }]).await;
@@ -100,7 +105,7 @@ async fn end_all(buffer: &Buffer, wanted: &[Ending]) -> Result<Vec<Ended>, Buffe
     let outcome = end_stable(buffer, wanted, &mut stopped).await;
     if outcome.is_err() && !stopped.is_empty() {
         // Nothing changed, so the agents may go on.
-        buffer.store.reopen_sessions(stopped).await?;
+        buffer.store.write(ReopenSessions(stopped)).await?;
     }
     outcome
 }
@@ -115,14 +120,15 @@ async fn end_stable(
     for _ in 0..ATTEMPTS_MAX {
         let mut found = Vec::with_capacity(wanted.len());
         for one in wanted {
-            let session = buffer.store.session(one.session_id).await?.ok_or(Refusal::Unknown("the session"))?;
+            let session =
+                buffer.store.read(FindSession(one.session_id)).await?.ok_or(Refusal::Unknown("the session"))?;
             one.check(&session, buffer.clock.now())?;
             found.push(session);
         }
         if wanted.iter().any(|one| !matches!(one.how, How::Expire { .. })) {
             let open = found.iter().filter(|session| session.state == SessionState::Open);
             stopped.extend(open.map(|session| session.session_id));
-            found = buffer.store.begin_finish(wanted.iter().map(|one| one.session_id).collect()).await??;
+            found = buffer.store.write(BeginFinish(wanted.iter().map(|one| one.session_id).collect())).await??;
         }
         match end_found(buffer, wanted, found).await {
             // The sessions are looked at again: another request may have ended them with the same content.
@@ -154,7 +160,7 @@ async fn end_found(buffer: &Buffer, wanted: &[Ending], found: Vec<Session>) -> R
         if answers[index].is_some() {
             continue;
         }
-        let Some(session) = buffer.store.session(session.session_id).await? else {
+        let Some(session) = buffer.store.read(FindSession(session.session_id)).await? else {
             return Err(Refusal::Unknown("the session").into());
         };
         if let Some(ended) = one.ended(&session)? {
@@ -202,7 +208,7 @@ async fn settle_delivery(buffer: &Buffer, session: &Session, wait: Duration) -> 
     let recent = Timestamp::from_micros(buffer.clock.now().as_micros() - 1_000_000 * DELIVERY_S as i64);
     while buffer.replicas.is_some()
         && Instant::now() < deadline
-        && buffer.store.has_unmarked(session.session_pk, recent).await?
+        && buffer.store.read(FindUnmarked { session: session.session_pk, ended_after: recent }).await?
     {
         tokio::time::sleep(DELIVERY_POLL_INTERVAL).await;
     }

@@ -123,7 +123,7 @@ pub(in crate::buffer) async fn open(buffer: &Buffer, open: OpenSession) -> Resul
         now,
     };
     let opened = loop {
-        match buffer.store.open_session(new.clone()).await? {
+        match buffer.store.write(new.clone()).await? {
             // Each round creates one policy, or fails.
             Err(Refusal::UnknownPolicy(name)) => buffer.create(&name).await?,
             answer => break answer?,

@@ -20,6 +20,13 @@ use forebay_domain::{
     states::SessionState,
     warnings::{LOGPROB_MAX, Warning},
 };
+use forebay_store::{
+    error::StoreError,
+    ops::session::{
+        FindSessionOfKey,
+        calls::{MarkFull, NoteSession},
+    },
+};
 use forebay_wire::{Sampling, VersionSpan, Violation};
 
 use super::{
@@ -28,7 +35,7 @@ use super::{
     in_flight::Guard,
     recent::{KnownCalls, RecentSessions},
 };
-use crate::buffer::{Buffer, error::BufferError, port::error::StoreError};
+use crate::buffer::{Buffer, error::BufferError};
 
 /// Stands in lists for all names of a session in which other names are not recorded.
 const ANY_NAME: &str = "default";
@@ -217,7 +224,7 @@ pub(in crate::buffer) async fn permit(
 
 /// The session of a key, which must be open.
 async fn open_session(buffer: &Buffer, id: Option<SessionId>, key: &str) -> Result<Session, BufferError> {
-    let found = buffer.store.session_of_key(SessionKeyHash::of(key)).await?;
+    let found = buffer.store.read(FindSessionOfKey(SessionKeyHash::of(key))).await?;
     let session = found.filter(|session| id.is_none_or(|id| id == session.session_id));
     let session = session.ok_or(Refusal::UnknownSessionKey)?;
     // The sweep ends sessions that are due, but not at the very moment.
@@ -243,7 +250,7 @@ pub(in crate::buffer) async fn without_tokens(buffer: &Buffer, permit: &CallPerm
 
 pub(in crate::buffer) async fn keep(buffer: &Buffer, permit: &CallPermit) -> Result<(), BufferError> {
     let keep = KeepSession { session_pk: permit.session.session_pk, now: buffer.clock.now() };
-    Ok(buffer.store.keep_session(keep).await??)
+    Ok(buffer.store.write(keep).await??)
 }
 
 pub(in crate::buffer) async fn note(
@@ -253,7 +260,7 @@ pub(in crate::buffer) async fn note(
 ) -> Result<(), BufferError> {
     // Nearly all calls of a session note nothing, or what the first one has noted.
     if !permit.session.notes.has(notes) {
-        buffer.store.note_session(permit.session.session_pk, notes).await?;
+        buffer.store.write(NoteSession { session: permit.session.session_pk, notes }).await?;
     }
     Ok(())
 }
@@ -274,7 +281,7 @@ pub(in crate::buffer) async fn replay(
     let Session { session_pk, session_id, .. } = permit.session;
     let sending = buffer.delivered.sending(session_id);
     let find = FindAnswer { session_pk, dialect: dialect.to_owned(), body_digest, retry_count, sending };
-    let Some(found) = buffer.store.answer(find).await? else { return Ok(None) };
+    let Some(found) = buffer.store.read(find).await? else { return Ok(None) };
     permit.begin(found.call.call_pk);
     let response = unpack_text(&found.response)
         .map_err(|damage| StoreError::Corrupt(format!("response of call {}: {damage}", found.call.call_pk)))?;
@@ -340,7 +347,7 @@ pub(in crate::buffer) async fn record(
         bounds: bounds(buffer),
         now,
     };
-    let recorded = match buffer.store.record_call(record).await? {
+    let recorded = match buffer.store.write(record).await? {
         Ok(recorded) => recorded,
         Err(Refusal::SessionFull(what)) => return Err(full_of(buffer, session, what).await?.into()),
         Err(refusal) => return Err(refusal.into()),
@@ -384,7 +391,7 @@ async fn pack(columns: CallColumns, call: NewCall) -> Result<Packed, StoreError>
 /// Remembers that a bound was reached, and returns the refusal.
 async fn full_of(buffer: &Buffer, session: &Session, what: &'static str) -> Result<Refusal, StoreError> {
     if !session.is_full {
-        buffer.store.mark_full(session.session_pk).await?;
+        buffer.store.write(MarkFull(session.session_pk)).await?;
     }
     Ok(Refusal::SessionFull(what))
 }

@@ -9,6 +9,7 @@ use forebay_domain::{
     session::{EndSession, Session, SessionPolicy, notes::SessionNotes, without_indexes},
     warnings::Warning,
 };
+use forebay_store::error::StoreError;
 use forebay_wire::{self as wire, Requirement, SessionAssembly, Status, replace_lone_surrogates};
 use serde_json::value::RawValue;
 
@@ -17,7 +18,7 @@ use super::{
     calls::{self, Assembled, SessionCalls, circular, one_of_few},
     ending::{Ending, Finish, How},
 };
-use crate::buffer::{Buffer, error::BufferError, ingest, port::error::StoreError};
+use crate::buffer::{Buffer, error::BufferError, ingest};
 
 /// The rollouts of a session, and its end.
 pub(super) struct Assembling {

@@ -4,19 +4,20 @@
 use std::{sync::Arc, time::Instant};
 
 use forebay_domain::{ids::PolicyName, refusal::Refusal};
+use forebay_store::ops::policy::FindPolicy;
 
 use super::{OpenSession, rollouts::AssembledRollout};
 use crate::buffer::{
     Buffer,
     error::BufferError,
-    port::{TeacherFault, Unscored},
+    teachers::{TeacherFault, Unscored},
 };
 
 /// Refuses a session of a policy whose teacher could not score its segments at the end.
 pub(super) async fn check(buffer: &Buffer, open: &OpenSession) -> Result<(), BufferError> {
     let temperature = open.spec().sampling.temperature;
     for policy in open.policies() {
-        let found = buffer.store.policy(policy.clone()).await?.map(|policy| policy.rules);
+        let found = buffer.store.read(FindPolicy(policy.clone())).await?.map(|policy| policy.rules);
         // A policy that does not exist yet is created with these rules, or refused later.
         let rules = found.unwrap_or_else(|| Arc::clone(&buffer.options.policy_defaults));
         let Some(teacher) = &rules.sessions.teacher else { continue };

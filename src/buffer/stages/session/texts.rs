@@ -5,12 +5,13 @@ use forebay_domain::{
     ids::{PolicyName, SessionPk},
     session::CallTexts,
 };
+use forebay_store::{error::StoreError, ops::session::calls::FindTexts};
 
 use super::{
     calls::{SessionCalls, one_of_few},
     record::CallPermit,
 };
-use crate::buffer::{Buffer, port::error::StoreError};
+use crate::buffer::Buffer;
 
 /// Calls whose texts are read at once.
 const TEXTS_PAGE: u32 = 64;
@@ -115,5 +116,5 @@ pub(in crate::buffer) async fn texts(buffer: &Buffer, permit: &CallPermit) -> Re
 
 /// The next calls of a session after a number.
 pub(super) async fn page(buffer: &Buffer, session: SessionPk, after: u32) -> Result<Vec<CallTexts>, StoreError> {
-    buffer.store.call_texts(session, after, TEXTS_PAGE).await
+    buffer.store.read(FindTexts { session, after, limit: TEXTS_PAGE }).await
 }

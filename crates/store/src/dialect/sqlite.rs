@@ -1,0 +1,502 @@
+//! SQLite: one writer owns one connection and commits in groups; a small pool reads.
+//!
+//! The writer takes commands from its queues, control before bulk. It runs each so that it can be undone alone, commits
+//! all of them once, and then answers them, so a group costs one fsync. A commit that contains an urgent command stops
+//! taking bulk commands after a short time. A caller cannot cancel a write.
+
+mod direct;
+mod files;
+mod log_mark;
+mod readers;
+mod reading;
+mod reserve;
+mod schema;
+mod segments;
+mod temporary;
+mod writer;
+
+use std::{
+    path::{Path, PathBuf},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use forebay_domain::{formats::payload::Codec, ids::KeyForm};
+use forebay_telemetry::metrics::StoreMetrics;
+use sqlx::{
+    AssertSqlSafe, Connection as _, Row as _, SqliteConnection,
+    migrate::Migrator,
+    sqlite::{SqliteAutoVacuum, SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous},
+};
+
+use self::{
+    direct::Direct,
+    readers::Readers,
+    temporary::Temporary,
+    writer::{Handle, Payloads},
+};
+use super::{Dialect, Op};
+use crate::{
+    error::StoreError,
+    health::HealthReporter,
+    open::{OpenError, PayloadKind, PayloadOptions},
+    payloads::PlaceReader,
+    peers::Peers,
+    rules_cache::RulesCache,
+    segment_files::Reader,
+};
+
+pub(crate) use self::{
+    files::{Files, MODE, Names, SEGMENTS, folder_of, sync_folder, with_suffix},
+    log_mark::mark_copy,
+    reading::SqliteReading,
+    schema::missing_from,
+};
+
+/// Older versions can corrupt a database in WAL mode with two connections.
+const VERSION_MIN: i64 = 3_051_003;
+
+/// Page size of new databases. Rows that a commit changes are on many pages, and each is written whole: twice as many
+/// bytes are written with pages of 16 KiB, and with 4 KiB the larger trees cost more time than the bytes save.
+const PAGE_BYTES: u32 = 8_192;
+
+/// Page size of new databases that have payloads in them: 1.5 times faster than 4 KiB for payloads of 64 to 180 kB.
+const PAYLOAD_PAGE_BYTES: u32 = 16_384;
+
+/// Size at which the log is also truncated. It grows this large when readers keep it from being reused.
+const WAL_BYTES_MAX: u64 = 64 << 20;
+
+/// How long a connection waits for a lock of another, for example while the log is reset.
+const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// The steps that make the schema.
+static MIGRATIONS: Migrator = sqlx::migrate!("../../migrations/sqlite");
+
+/// An embedded database in one file.
+#[derive(Debug)]
+pub(crate) struct Sqlite {
+    path: PathBuf,
+    writer: Handle,
+    /// Taken by the caller that closes the store.
+    thread: tokio::sync::Mutex<Option<std::thread::JoinHandle<()>>>,
+    readers: Readers,
+    segment_files: Arc<Reader>,
+    /// Set by the writer while payloads may be where the configuration does not want them.
+    is_moving_payloads: Arc<AtomicBool>,
+    health_reporter: HealthReporter,
+    /// Held as long as the store is open, so that one process has the file.
+    files: std::sync::Mutex<Option<Arc<Files>>>,
+    /// Whether room on the disk is kept for the next start.
+    keeps_reserve: bool,
+    /// Removed with the store, for `sqlite::memory:`.
+    _temporary: Option<Temporary>,
+}
+
+impl Sqlite {
+    /// Opens or creates the database and brings its schema up to date.
+    pub(crate) async fn open(path: &Path, payloads: PayloadOptions, metrics: StoreMetrics) -> Result<Self, OpenError> {
+        match Self::open_in(path, None, payloads.clone(), metrics.clone()).await {
+            Err(error) if reserve::is_full(&error) && reserve::release(path) => {
+                tracing::warn!("the disk is full: the room that was kept for a start is used");
+                Self::open_in(path, None, payloads, metrics).await
+            }
+            Ok(opened) if opened.keeps_reserve => {
+                reserve::keep(&opened.path);
+                Ok(opened)
+            }
+            opened => opened,
+        }
+    }
+
+    /// Opens a database in a temporary folder. With `:memory:`, each reader of the pool would have a database of its
+    /// own.
+    pub(crate) async fn open_temporary(payloads: PayloadOptions, metrics: StoreMetrics) -> Result<Self, OpenError> {
+        let folder = Temporary::new()?;
+        Self::open_in(&folder.database(), Some(folder), payloads, metrics).await
+    }
+
+    async fn open_in(
+        path: &Path,
+        temporary: Option<Temporary>,
+        payloads: PayloadOptions,
+        metrics: StoreMetrics,
+    ) -> Result<Self, OpenError> {
+        let keeps_reserve = temporary.is_none() && payloads.kind.is_some();
+        let is_new = std::fs::metadata(path).map_or(true, |found| found.len() == 0);
+        // This comes before opening the file, because opening replays the log beside it. It comes first, so that it is
+        // dropped last.
+        let files = Arc::new(Files::claim(path)?);
+        let path = files.names.database.clone();
+        let unopened = |source| OpenError::database(&path, source);
+        let session = files.begin_session()?;
+        let page_bytes = if payloads.kind == Some(PayloadKind::Database) { PAYLOAD_PAGE_BYTES } else { PAGE_BYTES };
+        let options = file_options(&path).page_size(page_bytes);
+        let mut migrating = SqliteConnection::connect_with(&options).await.map_err(unopened)?;
+        check_version(&mut migrating).await?;
+        if !files.is_in_wal_mode()? {
+            enter_wal_mode(&mut migrating).await.map_err(unopened)?;
+            if !files.is_in_wal_mode()? {
+                let path = path.display();
+                return Err(OpenError::Settings(format!("SQLite cannot put {path} into WAL mode on this file system")));
+            }
+        }
+        MIGRATIONS
+            .run(&mut migrating)
+            .await
+            .map_err(|source| OpenError::schema(&path.display().to_string(), source))?;
+        let unused = |source| OpenError::Sqlite { name: path.display().to_string(), source };
+        let key_form = key_form(&mut migrating, &path).await?;
+        if mark(&mut migrating, session).await.map_err(unopened)? {
+            files.settle_session()?;
+        }
+        let mut connection = Direct::writing(&path, key_form).map_err(unused)?;
+        // A database of an earlier version stays as it is until a service serves it.
+        let otherwise = if is_new { PayloadKind::Segments } else { PayloadKind::Database };
+        let segments = files.names.segments.clone();
+        let (segment_files, kind) = segments::open(&mut connection, segments, payloads.kind, otherwise)
+            .await
+            .map_err(|source| OpenError::Payloads { name: path.display().to_string(), source })?;
+        // This is no longer the last connection, so closing it does not remove the log.
+        migrating.close().await.map_err(unopened)?;
+        files.remember_opened()?;
+        let rules = Arc::new(RulesCache::default());
+        let readers = Readers::open(path.clone(), key_form, Arc::clone(&rules)).map_err(unused)?;
+        let health_reporter = HealthReporter::default();
+        let payloads = Payloads::new(Arc::clone(&segment_files), kind, payloads.segment_file_bytes);
+        let is_moving_payloads = payloads.is_moving();
+        let (writer, thread) =
+            Handle::start(connection, rules, Arc::clone(&files), payloads, metrics, health_reporter.clone())?;
+        Ok(Self {
+            path,
+            writer,
+            thread: tokio::sync::Mutex::new(Some(thread)),
+            readers,
+            segment_files,
+            is_moving_payloads,
+            health_reporter,
+            files: std::sync::Mutex::new(Some(files)),
+            keeps_reserve,
+            _temporary: temporary,
+        })
+    }
+}
+
+/// Puts the file itself into WAL mode. A power cut during the first start, also that of a restored copy, can leave a log
+/// beside a file that is in another mode. SQLite then uses the log, and setting the mode changes nothing. But as soon as
+/// the log is empty, the next connection would follow the file, and the two would lock each other out.
+async fn enter_wal_mode(connection: &mut SqliteConnection) -> Result<(), sqlx::Error> {
+    for mode in ["PRAGMA journal_mode = DELETE", "PRAGMA journal_mode = WAL"] {
+        sqlx::query(mode).execute(&mut *connection).await?;
+    }
+    Ok(())
+}
+
+/// Writes the session's number into the file itself, not only into the log. Returns whether that succeeded: while
+/// another process reads, and while the disk is full, the log cannot be emptied.
+async fn mark(connection: &mut SqliteConnection, session: u32) -> Result<bool, sqlx::Error> {
+    // Pragmas take no parameters. The number is a signed one of 32 bits.
+    let set = AssertSqlSafe(format!("PRAGMA user_version = {}", session as i32));
+    sqlx::query(set).execute(&mut *connection).await?;
+    match sqlx::query("PRAGMA wal_checkpoint(TRUNCATE)").fetch_one(connection).await {
+        Ok(row) => Ok(row.try_get::<i64, _>(0)? == 0),
+        // The rows stay in the log, and can be read there.
+        Err(error) if reserve::is_full(&error) => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+/// The settings with which the file is created and opened.
+fn file_options(path: &Path) -> SqliteConnectOptions {
+    SqliteConnectOptions::new()
+        .filename(path)
+        .create_if_missing(true)
+        .page_size(PAGE_BYTES)
+        .auto_vacuum(SqliteAutoVacuum::Incremental)
+        .journal_mode(SqliteJournalMode::Wal)
+        .synchronous(SqliteSynchronous::Full)
+        .foreign_keys(true)
+        .busy_timeout(BUSY_TIMEOUT)
+}
+
+/// The form in which the file stores ids, chosen when it was created. Read in another form, the file would seem to lack
+/// its rows.
+async fn key_form(connection: &mut SqliteConnection, path: &Path) -> Result<KeyForm, OpenError> {
+    let form = sqlx::query_scalar("SELECT form FROM key_form").fetch_optional(connection).await;
+    let form: Option<String> = form.map_err(|source| OpenError::database(path, source))?;
+    match form.as_deref() {
+        Some("ordered") => Ok(KeyForm::Ordered),
+        Some("hashed") => Ok(KeyForm::Hashed),
+        other => {
+            let found = other.map_or_else(|| "nothing".to_owned(), |form| format!("`{form}`"));
+            Err(OpenError::Settings(format!("{} is damaged: key_form is {found}", path.display())))
+        }
+    }
+}
+
+async fn check_version(connection: &mut SqliteConnection) -> Result<(), OpenError> {
+    let version: String = sqlx::query_scalar("SELECT sqlite_version()")
+        .fetch_one(connection)
+        .await
+        .map_err(|error| OpenError::Settings(error.to_string()))?;
+    let number = version.split('.').try_fold(0_i64, |number, part| Some(number * 1_000 + part.parse::<i64>().ok()?));
+    if number.is_some_and(|number| number >= VERSION_MIN) {
+        return Ok(());
+    }
+    Err(OpenError::Settings(format!("SQLite {version} can corrupt its log: 3.51.3 or newer is needed")))
+}
+
+#[async_trait]
+impl Dialect for Sqlite {
+    const PAYLOADS: Codec = Codec::Columns;
+
+    /// There is one writer, so more transactions would wait.
+    const INGESTS: usize = 1;
+
+    async fn write<O: Op>(&self, op: O) -> Result<O::Output, StoreError> {
+        self.writer.write(op).await
+    }
+
+    async fn read<O: Op>(&self, op: O) -> Result<O::Output, StoreError> {
+        self.readers.read(op).await
+    }
+
+    async fn missing(&self) -> Result<Vec<String>, StoreError> {
+        let path = self.path.clone();
+        let missing = tokio::task::spawn_blocking(move || missing_from(&path));
+        Ok(missing.await.map_err(|_| StoreError::Closed)??)
+    }
+
+    fn is_moving_payloads(&self) -> bool {
+        self.is_moving_payloads.load(Ordering::Acquire)
+    }
+
+    fn places(&self) -> Option<PlaceReader> {
+        Some(PlaceReader::Files(Arc::clone(&self.segment_files)))
+    }
+
+    fn peers(&self) -> Option<Arc<dyn Peers>> {
+        None
+    }
+
+    fn health_reporter(&self) -> &HealthReporter {
+        &self.health_reporter
+    }
+
+    async fn close(&self) {
+        let Some(thread) = self.thread.lock().await.take() else { return };
+        self.writer.stop().await;
+        self.readers.close().await;
+        // The thread copies the log back into the database before it ends.
+        if !matches!(tokio::task::spawn_blocking(move || thread.join()).await, Ok(Ok(()))) {
+            tracing::error!("the store's writer ended abnormally");
+        }
+        // The log is gone, so there is more room than before.
+        if self.keeps_reserve {
+            reserve::keep(&self.path);
+        }
+        self.files.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::sync::Notify;
+
+    use super::*;
+    use crate::{
+        dialect::Class,
+        sql::{Statement, Tx, args},
+    };
+    use forebay_telemetry::metrics::Metrics;
+
+    /// Writes a row once `gate` opens, and then fails if `fails` says so.
+    struct Writes {
+        row: &'static str,
+        gate: Option<Arc<Notify>>,
+        fails: bool,
+    }
+
+    #[async_trait]
+    impl Op for Writes {
+        type Output = ();
+
+        const CLASS: Class = Class::Control;
+
+        async fn run(&self, tx: &mut Tx<'_>) -> Result<(), StoreError> {
+            if let Some(gate) = &self.gate {
+                gate.notified().await;
+            }
+            let insert = Statement::new("INSERT INTO rules (body, created_us) VALUES ($1, 0)");
+            tx.execute(insert, args![self.row]).await?;
+            if self.fails { Err(StoreError::Corrupt(self.row.to_owned())) } else { Ok(()) }
+        }
+    }
+
+    struct Rows;
+
+    #[async_trait]
+    impl Op for Rows {
+        type Output = Vec<String>;
+
+        async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
+            let rows = tx.fetch_all(Statement::new("SELECT body FROM rules ORDER BY rules_pk"), Vec::new()).await?;
+            rows.into_iter().map(|mut row| row.get("body")).collect()
+        }
+    }
+
+    /// A power cut during the first start can leave such files: the removal of the rollback journal is not on disk, and
+    /// the name of the log is.
+    #[tokio::test]
+    async fn a_file_that_is_not_in_wal_mode_and_has_a_log_beside_it_can_be_opened() {
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        let path = folder.path().join("forebay.db");
+        let made = rusqlite::Connection::open(&path).expect("a database can be made");
+        made.execute_batch("PRAGMA auto_vacuum = INCREMENTAL; VACUUM").expect("the file is written");
+        drop(made);
+        let open = || Sqlite::open(&path, PayloadOptions::default(), Metrics::new().store());
+        for row in ["new", "restored"] {
+            std::fs::write(with_suffix(&path, "-wal"), [0; 32]).expect("a log can be written");
+            let store = open().await.expect("the store opens");
+            store.write(Writes { row, gate: None, fails: false }).await.expect("the store is written");
+            store.close().await;
+            // A backup is in this mode as well.
+            let copied = rusqlite::Connection::open(&path).expect("the database can be opened");
+            copied.pragma_update(None, "journal_mode", "DELETE").expect("the mode can be set");
+        }
+        let store = open().await.expect("the store opens again");
+        assert_eq!(store.read(Rows).await.expect("the store is read"), ["new", "restored"]);
+        store.close().await;
+    }
+
+    /// The rows that remain after a commit of three commands, one of which fails.
+    async fn left_behind(failing: usize) -> Vec<String> {
+        let store = Arc::new(
+            Sqlite::open_temporary(PayloadOptions::default(), Metrics::new().store())
+                .await
+                .expect("a temporary store opens"),
+        );
+        let gate = Arc::new(Notify::new());
+        let mut writes = Vec::new();
+        for (place, row) in ["first", "second", "third"].into_iter().enumerate() {
+            let gate = (place == 0).then(|| Arc::clone(&gate));
+            let (store, op) = (Arc::clone(&store), Writes { row, gate, fails: place == failing });
+            let mut write = Box::pin(async move { store.write(op).await });
+            // After one poll, it is in the queue.
+            assert!(futures::poll!(&mut write).is_pending());
+            writes.push(write);
+        }
+        gate.notify_one();
+        for (place, write) in writes.into_iter().enumerate() {
+            assert_eq!(write.await.is_err(), place == failing, "{place}");
+        }
+        let rows = store.read(Rows).await.expect("rows can be read");
+        store.close().await;
+        rows
+    }
+
+    #[tokio::test]
+    async fn a_command_that_fails_takes_nothing_of_others_with_it() {
+        assert_eq!(left_behind(0).await, ["second", "third"]);
+        assert_eq!(left_behind(1).await, ["first", "third"]);
+        assert_eq!(left_behind(2).await, ["first", "second"]);
+    }
+
+    /// Leaves twice as many free pages as are kept for the next rollouts.
+    struct Frees;
+
+    #[async_trait]
+    impl Op for Frees {
+        type Output = ();
+
+        async fn run(&self, tx: &mut Tx<'_>) -> Result<(), StoreError> {
+            for sql in [
+                "INSERT INTO rules (body, created_us) VALUES (CAST(zeroblob(33554432) AS TEXT), 0)",
+                "DELETE FROM rules",
+            ] {
+                tx.execute(Statement::new(sql), Vec::new()).await?;
+            }
+            Ok(())
+        }
+    }
+
+    struct FreePages;
+
+    #[async_trait]
+    impl Op for FreePages {
+        type Output = i64;
+
+        async fn run(&self, tx: &mut Tx<'_>) -> Result<i64, StoreError> {
+            tx.fetch_one(Statement::new("PRAGMA freelist_count"), Vec::new()).await?.get("freelist_count")
+        }
+    }
+
+    #[tokio::test]
+    async fn free_pages_are_given_back_although_commands_keep_coming() {
+        const SLICE: i64 = 64;
+        let store = Sqlite::open_temporary(PayloadOptions::default(), Metrics::new().store())
+            .await
+            .expect("a temporary store opens");
+        store.write(Frees).await.expect("the file can be written");
+        let before = store.write(FreePages).await.expect("pages can be counted");
+        for _ in 0..40 {
+            store.write(Writes { row: "row", gate: None, fails: false }).await.expect("the file can be written");
+        }
+        let after = store.write(FreePages).await.expect("pages can be counted");
+        assert!(after <= before - SLICE, "{before} pages were free, and then {after}");
+        store.close().await;
+    }
+
+    struct Form;
+
+    #[async_trait]
+    impl Op for Form {
+        type Output = KeyForm;
+
+        async fn run(&self, tx: &mut Tx<'_>) -> Result<KeyForm, StoreError> {
+            Ok(tx.key_form())
+        }
+    }
+
+    #[tokio::test]
+    async fn new_files_have_ids_in_order() {
+        let store = Sqlite::open_temporary(PayloadOptions::default(), Metrics::new().store())
+            .await
+            .expect("a temporary store opens");
+        assert!(matches!(store.read(Form).await, Ok(KeyForm::Ordered)));
+        assert!(matches!(store.write(Form).await, Ok(KeyForm::Ordered)));
+        store.close().await;
+    }
+
+    /// Reads and then fails, in the middle of a snapshot.
+    struct Breaks {
+        panics: bool,
+    }
+
+    #[async_trait]
+    impl Op for Breaks {
+        type Output = ();
+
+        async fn run(&self, tx: &mut Tx<'_>) -> Result<(), StoreError> {
+            tx.fetch_all(Statement::new("SELECT body FROM rules"), Vec::new()).await?;
+            assert!(!self.panics, "the test wants it");
+            Err(StoreError::Corrupt("the test wants it".to_owned()))
+        }
+    }
+
+    #[tokio::test]
+    async fn readers_that_fail_are_in_nobodys_way() {
+        let store = Sqlite::open_temporary(PayloadOptions::default(), Metrics::new().store())
+            .await
+            .expect("a temporary store opens");
+        for panics in [false, true].repeat(8) {
+            assert!(store.read(Breaks { panics }).await.is_err());
+        }
+        assert_eq!(store.read(Rows).await.expect("rows can be read"), Vec::<String>::new());
+        store.close().await;
+        assert!(matches!(store.read(Rows).await, Err(StoreError::Closed)));
+    }
+}

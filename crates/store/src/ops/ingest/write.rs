@@ -1,0 +1,268 @@
+//! Writes the results of the bundles of one transaction, with few statements for any number of bundles.
+
+use std::collections::HashMap;
+
+use bytes::Bytes;
+use forebay_domain::{
+    clock::Timestamp,
+    finalize::GroupDecision,
+    formats::{
+        codes,
+        seal::{self, RolloutSeal},
+    },
+    ids::{GroupPk, IdKey, PolicyPk, RolloutPk, Run},
+    ingest::{Form, NewRollout, decide::RolloutDecision},
+    states::GroupState,
+};
+use serde::Serialize;
+
+use super::{GroupWork, Incoming, Keyed, decide::Changes};
+use crate::{
+    error::StoreError,
+    ops::{
+        group::{self, LockedGroup},
+        session,
+    },
+    segment_files::Place,
+    sql::{Arg, InsertRows, Statement, Tx, args, key_list},
+};
+
+/// Writes everything. Groups come before the rollouts that refer to them.
+pub(super) async fn write(tx: &mut Tx<'_>, changes: Changes<'_>, now: Timestamp) -> Result<(), StoreError> {
+    let Changes { groups, arrived, mut advantages, ready, allowances, ended } = changes;
+    allowances.write(tx).await?;
+    let places = group::next_ready(tx, ready.len()).await?;
+    let places: HashMap<Keyed, i64> = ready.into_iter().zip(places).collect();
+    let (opened, stored): (Vec<_>, Vec<_>) =
+        groups.iter().filter(|(_, group)| group.changed).partition(|(_, group)| group.opened_under.is_some());
+    insert_groups(tx, &opened, &places, now).await?;
+    let rows = arrived.iter().map(|row| row.args(advantages.remove(&row.rollout_pk), now)).collect();
+    INSERT_ROLLOUTS.run(tx, rows).await?;
+    let rows = arrived.iter().filter_map(|row| row.payload_args(tx)).collect();
+    INSERT_PAYLOADS.run(tx, rows).await?;
+    // The advantages that are left belong to rollouts that were stored before.
+    let mut advantages: Vec<(RolloutPk, f64)> = advantages.into_iter().collect();
+    advantages.sort_unstable_by_key(|(rollout, _)| *rollout);
+    group::set_advantages(tx, &advantages).await?;
+    write_counts(tx, &stored).await?;
+    session::write_ended(tx, &ended, now).await?;
+    for (key, group) in stored {
+        match &group.decision {
+            Some(GroupDecision::Ready(ready)) => {
+                group::write_ready(tx, &group.locked, ready, places[key], now).await?;
+            }
+            Some(GroupDecision::Discard(_)) => {
+                group::write_discarded(tx, &group.locked, GroupState::Open, now).await?;
+            }
+            None => {}
+        }
+    }
+    Ok(())
+}
+
+/// A new rollout and the decision about it.
+pub(super) struct Arrived<'b> {
+    rollout_pk: RolloutPk,
+    rollout_key: IdKey,
+    new: &'b NewRollout,
+    decision: RolloutDecision,
+    policy_pk: PolicyPk,
+    run: Run,
+    group_pk: GroupPk,
+    keeps_payload: bool,
+}
+
+impl<'b> Arrived<'b> {
+    pub(super) fn new(
+        rollout_pk: RolloutPk,
+        incoming: &Incoming<'b>,
+        group: &LockedGroup,
+        decision: &RolloutDecision,
+    ) -> Self {
+        let LockedGroup { policy_pk, run, group_pk, rules, .. } = group;
+        let delivered = decision.verdict.takes_place();
+        Self {
+            rollout_pk,
+            rollout_key: incoming.rollout_key,
+            new: incoming.new,
+            decision: decision.clone(),
+            policy_pk: *policy_pk,
+            run: *run,
+            group_pk: *group_pk,
+            keeps_payload: delivered || rules.retention.dropped_s > 0,
+        }
+    }
+
+    /// What is stored of it by the rules of its group.
+    fn form(&self) -> &'b Form {
+        self.new.form(self.decision.retries)
+    }
+
+    /// Payload bytes that count as not yet trained.
+    pub(super) fn live_bytes(&self) -> i64 {
+        if self.decision.verdict.takes_place() { self.form().payload.body.len() as i64 } else { 0 }
+    }
+
+    fn args(&self, advantage: Option<f64>, now: Timestamp) -> Vec<Arg> {
+        let (new, decision) = (self.new, &self.decision);
+        let Form { facts, payload, .. } = self.form();
+        let seal = RolloutSeal {
+            rollout_id: new.rollout_id.as_str(),
+            group_id: new.group_id.as_ref().map_or(new.rollout_id.as_str(), |group| group.as_str()),
+            verdict: decision.verdict,
+            reward: facts.reward,
+            policy_version: decision.versions.version,
+            trained_spans: decision.trained_spans.as_deref(),
+            payload: &payload.digest,
+        }
+        .checksum();
+        let trained_versions = decision.trained_versions();
+        args![
+            self.rollout_pk,
+            self.policy_pk,
+            self.run,
+            self.rollout_key.as_bytes(),
+            new.rollout_id.as_str(),
+            self.group_pk,
+            decision.verdict,
+            decision.reason.as_deref(),
+            Some(decision.failed_filters.join(",")).filter(|names| !names.is_empty()),
+            facts.reward,
+            advantage,
+            new.content.as_bytes(),
+            decision.versions.version,
+            decision.versions.assumed,
+            trained_versions.map(|versions| versions.oldest),
+            trained_versions.map(|versions| versions.newest),
+            facts.segments,
+            facts.trained_segments,
+            facts.tokens,
+            facts.trained_tokens,
+            payload.unpacked_bytes,
+            now,
+            decision.trained_spans.as_deref().map(to_json),
+            &seal[..],
+            &new.execution_id,
+            i64::from(codes::of_status(facts.status)),
+            facts.response_tokens,
+            facts.max_segment_tokens,
+            Some(&facts.reward_components).filter(|components| !components.is_empty()).map(to_json),
+            facts.segment_tokens.as_deref().map(to_json),
+        ]
+    }
+
+    fn payload_args(&self, tx: &mut Tx<'_>) -> Option<Vec<Arg>> {
+        if !self.keeps_payload {
+            return None;
+        }
+        let payload = &self.form().payload;
+        let codec = payload.codec.map(|codec| codec as i64);
+        let place = tx.place_payload(self.rollout_pk, payload);
+        let body = if place.is_some() { Bytes::new() } else { payload.body.clone() };
+        let [file, start, length] = Place::columns(place);
+        Some(args![self.rollout_pk, codec, &payload.digest[..], body, file, start, length])
+    }
+}
+
+static INSERT_ROLLOUTS: InsertRows = InsertRows::new(
+    "insert_rollouts",
+    "rollout",
+    "rollout_pk, policy_pk, run, rollout_key, rollout_id, group_pk, verdict, reason, failed_filters, reward,
+        advantage, content_digest, policy_version, version_assumed, version_min, version_max, segments,
+        trained_segments, tokens, trained_tokens, unpacked_bytes, received_us, trained_spans, seal, execution,
+        status, response_tokens, max_segment_tokens, components, segment_tokens",
+);
+
+static INSERT_PAYLOADS: InsertRows =
+    InsertRows::new("insert_payloads", "payload", "rollout_pk, codec, digest, body, file, start, length");
+
+/// Opens groups, in the order of their keys. If another replica opens one of them at the same time, this waits for its
+/// commit and then fails the unique index.
+async fn insert_groups(
+    tx: &mut Tx<'_>,
+    opened: &[(&Keyed, &GroupWork)],
+    places: &HashMap<Keyed, i64>,
+    now: Timestamp,
+) -> Result<(), StoreError> {
+    static INSERT_GROUPS: InsertRows = InsertRows::new(
+        "insert_groups",
+        "rollout_group",
+        "group_pk, policy_pk, run, group_key, group_id, rules_pk, environment, state, reason, failed_filters,
+            size, min_size, kept, masked, dropped, late, payload_bytes, opened_us, deadline_us, decided_us,
+            purge_us, ready_seq, seal, failed_deliveries, delivered, samples, trained_samples, tokens,
+            trained_tokens, reward_sum, reward_count, reward_min, reward_max, version_min, version_max",
+    );
+    let row = |(key, group): &(&Keyed, &GroupWork)| {
+        let LockedGroup { group_pk, policy_pk, run, group_id, rules, fill, .. } = &group.locked;
+        let ready = match &group.decision {
+            Some(GroupDecision::Ready(ready)) => Some(ready),
+            Some(GroupDecision::Discard(_)) | None => None,
+        };
+        let seal = ready.map(|ready| seal::of_group(ready.advantages.iter().copied()));
+        let is_open = fill.state.is_open();
+        let mut values = args![
+            *group_pk,
+            *policy_pk,
+            *run,
+            key.1.as_bytes(),
+            group_id.as_str(),
+            group.opened_under,
+            group.locked.environment.as_deref(),
+            fill.state,
+            group.locked.reason.as_deref(),
+            group.locked.failed_names(),
+            fill.size,
+            group.locked.min_size,
+            fill.kept,
+            fill.masked,
+            fill.dropped,
+            group.late,
+            group.locked.payload_bytes,
+            group.locked.opened_at,
+            is_open.then(|| group.locked.opened_at.plus_seconds(rules.group.timeout_s)),
+            (!is_open).then_some(now),
+            (fill.state == GroupState::Discarded).then(|| group.locked.purge_at(now)),
+            places.get(*key).copied(),
+            seal.as_ref().map(|seal| &seal[..]),
+            0_i64,
+            0_i64,
+        ];
+        values.extend(group::totals_args(&group.locked.totals.unwrap_or_default()));
+        values
+    };
+    INSERT_GROUPS.run(tx, opened.iter().map(row).collect()).await
+}
+
+/// Writes the new counts of groups that were stored before.
+async fn write_counts(tx: &mut Tx<'_>, stored: &[(&Keyed, &GroupWork)]) -> Result<(), StoreError> {
+    const WRITE_COUNTS: Statement = Statement {
+        sqlite: "-- write_counts
+            UPDATE rollout_group
+            SET kept = v.value ->> 1, masked = v.value ->> 2, dropped = v.value ->> 3, late = late + (v.value ->> 4),
+                payload_bytes = v.value ->> 5
+            FROM json_each($1) AS v
+            WHERE rollout_group.group_pk = v.value ->> 0",
+        postgres: "-- write_counts
+            UPDATE rollout_group
+            SET kept = (v ->> 1)::bigint, masked = (v ->> 2)::bigint, dropped = (v ->> 3)::bigint,
+                late = late + (v ->> 4)::bigint, payload_bytes = (v ->> 5)::bigint
+            FROM json_array_elements($1::json) AS v
+            -- The list of keys shows the planner how few rows these are.
+            WHERE rollout_group.group_pk = ANY ($2::bigint[]) AND rollout_group.group_pk = (v ->> 0)::bigint",
+    };
+    if stored.is_empty() {
+        return Ok(());
+    }
+    let row = |(_, group): &(&Keyed, &GroupWork)| {
+        let LockedGroup { group_pk, fill, payload_bytes, .. } = &group.locked;
+        (group_pk.0, fill.kept, fill.masked, fill.dropped, group.late, *payload_bytes)
+    };
+    let rows: Vec<_> = stored.iter().map(row).collect();
+    let rows = serde_json::to_string(&rows).expect("tuples of numbers always serialize");
+    let keys = key_list(stored.iter().map(|(_, group)| group.locked.group_pk.0));
+    tx.guarded(WRITE_COUNTS, args![rows, keys], stored.len()).await
+}
+
+fn to_json(value: &(impl Serialize + ?Sized)) -> String {
+    serde_json::to_string(value).expect("lists and maps of finite numbers always serialize")
+}

@@ -1,0 +1,204 @@
+//! Where an id is found, and what is known about the life of what it names.
+
+use async_trait::async_trait;
+use forebay_domain::{
+    ids::{GroupPk, IdKey, PolicyName, PolicyPk, Run},
+    lease::Batch,
+    looking::{
+        insight::{FindId, FindLife, IdMatches, LastMember, Life, LifeOf},
+        ledger::StoryFilter,
+    },
+    states::GroupState,
+};
+
+use super::{
+    batch::{self, select_batch},
+    ledger, policy,
+};
+use crate::{
+    dialect::Op,
+    error::StoreError,
+    sql::{Statement, Tx, args, key_list},
+};
+
+/// Batches of a group that are told.
+const BATCHES_MAX: usize = 8;
+
+#[async_trait]
+impl Op for FindId {
+    type Output = IdMatches;
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<IdMatches, StoreError> {
+        // The unique index begins with the policy, so each policy is one search in it. OFFSET keeps the planner of
+        // Postgres from reading the whole table instead.
+        const FIND_ROLLOUTS: Statement = Statement {
+            sqlite: "-- find_rollouts_in_policies
+                SELECT p.name, r.rollout_id AS id
+                FROM json_each($1) AS listed
+                CROSS JOIN policy AS p ON p.policy_pk = listed.value
+                CROSS JOIN rollout AS r ON r.policy_pk = p.policy_pk AND r.run = p.run AND r.rollout_key = $2",
+            postgres: "-- find_rollouts_in_policies
+                SELECT p.name, r.id
+                FROM policy AS p
+                CROSS JOIN LATERAL (
+                    SELECT rollout_id AS id
+                    FROM rollout
+                    WHERE policy_pk = p.policy_pk AND run = p.run AND rollout_key = $2
+                    OFFSET 0
+                ) AS r
+                WHERE p.policy_pk = ANY ($1::bigint[])",
+        };
+        const FIND_GROUPS: Statement = Statement {
+            sqlite: "-- find_groups_in_policies
+                SELECT p.name, g.group_id AS id
+                FROM json_each($1) AS listed
+                CROSS JOIN policy AS p ON p.policy_pk = listed.value
+                CROSS JOIN rollout_group AS g ON g.policy_pk = p.policy_pk AND g.run = p.run AND g.group_key = $2",
+            postgres: "-- find_groups_in_policies
+                SELECT p.name, g.id
+                FROM policy AS p
+                CROSS JOIN LATERAL (
+                    SELECT group_id AS id
+                    FROM rollout_group
+                    WHERE policy_pk = p.policy_pk AND run = p.run AND group_key = $2
+                    OFFSET 0
+                ) AS g
+                WHERE p.policy_pk = ANY ($1::bigint[])",
+        };
+        let form = tx.key_form();
+        let mut found = IdMatches::default();
+        if let Some(rollout_id) = &self.rollout_id {
+            found.rollouts = having(tx, FIND_ROLLOUTS, &self.policies, rollout_id.key(form)).await?;
+        }
+        if let Some(group_id) = &self.group_id {
+            found.groups = having(tx, FIND_GROUPS, &self.policies, group_id.key(form)).await?;
+        }
+        Ok(found)
+    }
+}
+
+/// The policies that have an id, by name.
+async fn having(
+    tx: &mut Tx<'_>,
+    statement: Statement,
+    policies: &[PolicyPk],
+    key: IdKey,
+) -> Result<Vec<PolicyName>, StoreError> {
+    let mut found = Vec::new();
+    for mut row in tx.fetch_all(statement, args![key_list(policies.iter().map(|policy| policy.0)), key]).await? {
+        tx.key_found(&row.get::<String>("id")?, |found| *found == key)?;
+        let name: String = row.get("name")?;
+        found.push(PolicyName::parse(&name).map_err(|error| StoreError::Corrupt(error.to_string()))?);
+    }
+    found.sort();
+    Ok(found)
+}
+
+#[async_trait]
+impl Op for FindLife {
+    type Output = Option<Life>;
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<Option<Life>, StoreError> {
+        const SELECT_RULES_OF_GROUP: Statement = Statement::new(
+            "-- select_rules_of_group
+            SELECT policy_pk, run, rules_pk, ready_seq
+            FROM rollout_group
+            WHERE group_pk = $1",
+        );
+        let story = match &self.of {
+            LifeOf::Rollout(rollout_id) => {
+                let filter = StoryFilter {
+                    policy: Some(self.policy.clone()),
+                    rollout_id: Some(rollout_id.clone()),
+                    limit: 1,
+                    ..StoryFilter::default()
+                };
+                let Some(story) = filter.run(tx).await?.entries.pop() else { return Ok(None) };
+                Some(story)
+            }
+            LifeOf::Group(_) => None,
+        };
+        let Some(group_pk) = group_of(self, tx).await? else { return Ok(None) };
+        let group = ledger::group(tx, group_pk).await?;
+        let mut row = tx.fetch_one(SELECT_RULES_OF_GROUP, args![group_pk]).await?;
+        let rules = tx.rules(row.get("rules_pk")?).await?;
+        let place = row.get::<Option<i64>>("ready_seq")?.filter(|_| group.fill.state == GroupState::Ready);
+        let line = match place {
+            Some(place) => Some(groups_before(tx, row.get("policy_pk")?, row.get("run")?, place, self.line_max).await?),
+            None => None,
+        };
+        let last_member = last_member(tx, group_pk).await?;
+        let batches = batches(tx, group_pk).await?;
+        Ok(Some(Life { story, group, rules, last_member, line, batches }))
+    }
+}
+
+async fn group_of(find: &FindLife, tx: &mut Tx<'_>) -> Result<Option<GroupPk>, StoreError> {
+    const OF_ROLLOUT: Statement = Statement::new(
+        "-- find_group_of_rollout
+        SELECT group_pk
+        FROM rollout
+        WHERE policy_pk = $1 AND run = $2 AND rollout_key = $3",
+    );
+    const OF_ID: Statement = Statement::new(
+        "-- find_group_of_id
+        SELECT group_pk
+        FROM rollout_group
+        WHERE policy_pk = $1 AND run = $2 AND group_key = $3",
+    );
+    let Some(policy) = policy::find(tx, &find.policy).await? else { return Ok(None) };
+    let form = tx.key_form();
+    let (statement, key) = match &find.of {
+        LifeOf::Rollout(rollout_id) => (OF_ROLLOUT, rollout_id.key(form)),
+        LifeOf::Group(group_id) => (OF_ID, group_id.key(form)),
+    };
+    let row = tx.fetch_optional(statement, args![policy.policy_pk, policy.run, key]).await?;
+    row.map(|mut row| row.get("group_pk")).transpose()
+}
+
+/// How many ready groups were ready before, up to a bound.
+async fn groups_before(
+    tx: &mut Tx<'_>,
+    policy: PolicyPk,
+    run: Run,
+    place: i64,
+    line_max: i64,
+) -> Result<i64, StoreError> {
+    const COUNT_READY_BEFORE: Statement = Statement::new(
+        "-- count_ready_before
+        SELECT COUNT(*) AS line
+        FROM (
+            SELECT ready_seq
+            FROM rollout_group
+            WHERE policy_pk = $1 AND run = $2 AND state = 'ready' AND ready_seq < $3
+            LIMIT $4
+        ) AS ready_before",
+    );
+    tx.fetch_one(COUNT_READY_BEFORE, args![policy, run, place, line_max]).await?.get("line")
+}
+
+/// The rollout that took the last place of a group.
+async fn last_member(tx: &mut Tx<'_>, group: GroupPk) -> Result<Option<LastMember>, StoreError> {
+    const SELECT_LAST_MEMBER: Statement = Statement::new(
+        "-- select_last_member
+        SELECT rollout_id, received_us
+        FROM rollout
+        WHERE group_pk = $1 AND verdict IN ('kept', 'masked')
+        ORDER BY rollout_pk DESC
+        LIMIT 1",
+    );
+    let Some(mut row) = tx.fetch_optional(SELECT_LAST_MEMBER, args![group]).await? else { return Ok(None) };
+    Ok(Some(LastMember { rollout_id: row.get("rollout_id")?, received_at: row.get("received_us")? }))
+}
+
+/// The newest batches that have carried a group, the oldest of them first.
+async fn batches(tx: &mut Tx<'_>, group: GroupPk) -> Result<Vec<Batch>, StoreError> {
+    const SELECT_CARRIERS_OF_GROUP: Statement =
+        Statement::new(select_batch!("WHERE b.batch_pk IN (SELECT batch_pk FROM batch_group WHERE group_pk = $1)"));
+    // Only a split or a discarded batch gives a group back, so there are few.
+    let rows = tx.fetch_all(SELECT_CARRIERS_OF_GROUP, args![group]).await?;
+    let mut batches = rows.into_iter().map(batch::read).collect::<Result<Vec<_>, _>>()?;
+    batches.sort_by_key(|batch| batch.batch_pk.0);
+    batches.drain(..batches.len().saturating_sub(BATCHES_MAX));
+    Ok(batches)
+}

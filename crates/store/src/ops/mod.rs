@@ -1,0 +1,101 @@
+//! The operations, one file per stage. Each is a value that runs inside one transaction.
+//!
+//! Every change of state is one guarded `UPDATE ... WHERE state = ...`, which must change exactly the rows that it
+//! names, and updates the tallies in the same transaction.
+
+pub mod admission;
+pub mod askers;
+mod batch;
+pub mod claim;
+pub mod clock;
+mod content;
+pub mod dry_run;
+pub mod epochs;
+pub mod examine;
+pub mod executions;
+pub mod exports;
+pub mod facades;
+pub mod gauges;
+pub mod group;
+pub mod history;
+pub mod ingest;
+pub mod insight;
+
+mod bounded_scan;
+pub mod journal;
+pub mod keys;
+pub mod lease;
+pub mod ledger;
+pub mod life;
+pub mod lineage;
+pub mod places;
+pub mod policy;
+mod reads;
+pub mod relocate;
+pub mod samples;
+pub mod session;
+pub mod step_pages;
+pub mod steps;
+pub mod sweep;
+pub mod unused_rules;
+
+use forebay_domain::{
+    ids::Version,
+    ingest::decide::GroupFill,
+    staleness::{TrainedSpan, TrainedVersions},
+    states::{self, BatchState, GroupState, RolloutState},
+};
+use serde::de::DeserializeOwned;
+
+use super::sql::Row;
+use crate::error::StoreError;
+
+/// The state of the kept and masked rollouts of a group.
+fn members_state(group: GroupState, batch: Option<BatchState>) -> Result<RolloutState, StoreError> {
+    states::members_state(group, batch).ok_or_else(|| {
+        let batch = batch.map_or("no batch", BatchState::as_str);
+        StoreError::Corrupt(format!("a group is `{group}` beside a batch that is `{batch}`"))
+    })
+}
+
+/// The name of a unit variant of the policy's rules, on the wire and in SQL.
+fn name_of(value: &impl serde::Serialize) -> String {
+    match serde_json::to_value(value) {
+        Ok(serde_json::Value::String(name)) => name,
+        other => unreachable!("unit variants serialize to their names, not to {other:?}"),
+    }
+}
+
+/// The names of filters in a column, separated by commas. Names contain no commas.
+fn names(column: Option<String>) -> Vec<String> {
+    column.map(|names| names.split(',').map(str::to_owned).collect()).unwrap_or_default()
+}
+
+/// Places and rollouts of a group, in the columns that several statements select.
+fn fill(row: &mut Row, state: &str) -> Result<GroupFill, StoreError> {
+    Ok(GroupFill {
+        state: row.get(state)?,
+        size: row.get("size")?,
+        kept: row.get("kept")?,
+        masked: row.get("masked")?,
+        dropped: row.get("dropped")?,
+    })
+}
+
+/// Trained tokens by version, if they were recorded.
+fn trained_spans(row: &mut Row) -> Result<Option<Vec<TrainedSpan>>, StoreError> {
+    read_json(row, "trained_spans")
+}
+
+/// A column with JSON, which may be null.
+fn read_json<T: DeserializeOwned>(row: &mut Row, column: &str) -> Result<Option<T>, StoreError> {
+    let Some(text) = row.get::<Option<String>>(column)? else { return Ok(None) };
+    let value = serde_json::from_str(&text);
+    value.map(Some).map_err(|error| StoreError::Corrupt(format!("column `{column}`: {error}")))
+}
+
+/// The versions of trained tokens, in two columns that are null together.
+fn trained_versions(row: &mut Row) -> Result<Option<TrainedVersions>, StoreError> {
+    let (oldest, newest): (Option<Version>, Option<Version>) = (row.get("version_min")?, row.get("version_max")?);
+    Ok(oldest.zip(newest).map(|(oldest, newest)| TrainedVersions { oldest, newest }))
+}

@@ -1,0 +1,186 @@
+//! Stage 5 in the store: the contents of a batch, read in pieces; the only place that reads the rows of payloads.
+
+use std::collections::HashMap;
+
+use async_trait::async_trait;
+use forebay_domain::{
+    clock::Timestamp,
+    formats::payload::{Codec, Payload},
+    ids::{BatchId, PolicyName, RolloutPk},
+    lease::{Batch, BatchFilter},
+    pages::Page,
+    samples::{BatchMember, SealedRow, StoredPayload},
+};
+
+use super::{
+    batch::{self, select_batch},
+    bounded_scan::{InOrder, Scan, examine, in_order},
+    read_json, trained_spans,
+};
+use crate::{
+    dialect::Op,
+    error::StoreError,
+    segment_files::Place,
+    sql::{Row, Statement, Tx, among_keys, args, key_list},
+};
+
+/// The columns that [`read_member`] reads, of rollouts `r` in groups `g`.
+macro_rules! select_members {
+    ($name:literal, $from:literal) => {
+        concat!(
+            $name,
+            "
+            SELECT r.rollout_pk, r.group_pk, g.group_id, r.rollout_id, r.verdict, r.reward, r.advantage,
+                r.policy_version, r.segments, r.trained_segments, r.tokens, r.segment_tokens, r.trained_tokens,
+                r.unpacked_bytes, r.trained_spans, r.seal, g.seal AS group_seal, g.mask_below, g.purged_us
+            ",
+            $from
+        )
+    };
+}
+pub(super) use select_members;
+
+/// One batch.
+pub struct FindBatch(pub BatchId);
+
+#[async_trait]
+impl Op for FindBatch {
+    type Output = Option<Batch>;
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
+        batch::find(tx, self.0).await
+    }
+}
+
+#[async_trait]
+impl Op for BatchFilter {
+    type Output = Page<Batch>;
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
+        const LIST_BATCHES: InOrder = in_order!(
+            select_batch!(
+                "WHERE p.name = $1 AND b.batch_pk > $2 AND b.batch_pk <= $5 AND (CAST($3 AS TEXT) IS NULL OR b.state = $3)
+            ORDER BY b.batch_pk"
+            ),
+            "LIMIT $4"
+        );
+        const EXAMINE_BATCHES: InOrder = examine!(
+            "-- examine_batches",
+            "batch_pk",
+            "batch
+                    WHERE policy_pk = (SELECT policy_pk FROM policy WHERE name = $4)"
+        );
+        let policy: &PolicyName = &self.policy;
+        let scan = match self.state {
+            Some(_) => Scan::filtered(tx, self.from, EXAMINE_BATCHES, args![policy.as_str()]).await?,
+            None => Scan::unfiltered(self.from),
+        };
+        let (above, to) = scan.range();
+        let values = args![policy.as_str(), above, self.state, self.limit, to];
+        let rows = tx.fetch_all(LIST_BATCHES.of(self.from), values).await?;
+        let batches = rows.into_iter().map(batch::read).collect::<Result<Vec<_>, _>>()?;
+        scan.page(tx, batches, self.limit, |batch| batch.batch_pk.0).await
+    }
+}
+
+/// The rollouts of a batch in order, without payloads. None if the payloads are purged.
+pub struct BatchMembers(pub Batch);
+
+#[async_trait]
+impl Op for BatchMembers {
+    type Output = Option<Vec<BatchMember>>;
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
+        const SELECT_BATCH_MEMBERS: Statement = Statement::new(select_members!(
+            "-- select_batch_members",
+            "FROM batch_group AS bg
+            JOIN rollout_group AS g ON g.group_pk = bg.group_pk
+            JOIN rollout AS r ON r.group_pk = bg.group_pk
+            WHERE bg.batch_pk = $1 AND r.verdict IN ('kept', 'masked')
+            ORDER BY bg.place, r.rollout_pk"
+        ));
+        let rows = tx.fetch_all(SELECT_BATCH_MEMBERS, args![self.0.batch_pk]).await?;
+        let mut members = Vec::with_capacity(rows.len());
+        for mut row in rows {
+            if row.get::<Option<Timestamp>>("purged_us")?.is_some() {
+                return Ok(None);
+            }
+            members.push(read_member(row)?);
+        }
+        // Rows of deleted rollouts are missing, and so are their payloads.
+        Ok((members.len() == self.0.rollouts as usize).then_some(members))
+    }
+}
+
+pub(super) fn read_member(mut row: Row) -> Result<BatchMember, StoreError> {
+    let group_id = row.get("group_id")?;
+    Ok(BatchMember {
+        row: read_sealed(&mut row, group_id)?,
+        group_pk: row.get("group_pk")?,
+        advantage: row.get::<Option<f64>>("advantage")?.unwrap_or(0.0),
+        trained_segments: row.get("trained_segments")?,
+        segment_tokens: read_json(&mut row, "segment_tokens")?,
+        trained_tokens: row.get("trained_tokens")?,
+        mask_below: row.get("mask_below")?,
+        group_seal: row.get("group_seal")?,
+    })
+}
+
+/// The part of a rollout's row that belongs to its payload.
+pub(super) fn read_sealed(row: &mut Row, group_id: String) -> Result<SealedRow, StoreError> {
+    Ok(SealedRow {
+        rollout_pk: row.get("rollout_pk")?,
+        group_id,
+        rollout_id: row.get("rollout_id")?,
+        verdict: row.get("verdict")?,
+        reward: row.get("reward")?,
+        policy_version: row.get("policy_version")?,
+        segments: row.get("segments")?,
+        tokens: row.get("tokens")?,
+        unpacked_bytes: row.get("unpacked_bytes")?,
+        trained_spans: trained_spans(row)?,
+        seal: row.get("seal")?,
+    })
+}
+
+/// A payload as its row has it.
+pub(crate) struct FoundPayload {
+    /// Its body is empty if it is elsewhere.
+    pub(crate) stored: StoredPayload,
+    /// Where its body is, if it is not in the database.
+    pub(crate) place: Option<Place>,
+}
+
+pub(crate) struct ReadPayloads(pub Vec<RolloutPk>);
+
+#[async_trait]
+impl Op for ReadPayloads {
+    type Output = Vec<FoundPayload>;
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
+        const SELECT_PAYLOADS: Statement = among_keys!(
+            "-- select_payloads
+            SELECT y.rollout_pk, y.codec, y.digest, y.body, y.file, y.start, y.length, r.unpacked_bytes
+            FROM payload AS y
+            JOIN rollout AS r ON r.rollout_pk = y.rollout_pk
+            WHERE y.rollout_pk"
+        );
+        let keys = key_list(self.0.iter().map(|rollout| rollout.0));
+        let mut payloads: HashMap<RolloutPk, (Payload, Option<Place>)> = HashMap::with_capacity(self.0.len());
+        for mut row in tx.fetch_all(SELECT_PAYLOADS, args![keys]).await? {
+            let payload = Payload {
+                codec: Codec::from_number(row.get("codec")?),
+                digest: row.get("digest")?,
+                body: row.get("body")?,
+                unpacked_bytes: row.get::<u64>("unpacked_bytes")? as usize,
+            };
+            payloads.insert(row.get("rollout_pk")?, (payload, Place::read(&mut row)?));
+        }
+        let in_order = self.0.iter().filter_map(|&rollout_pk| {
+            payloads
+                .remove(&rollout_pk)
+                .map(|(payload, place)| FoundPayload { stored: StoredPayload { rollout_pk, payload }, place })
+        });
+        Ok(in_order.collect())
+    }
+}
