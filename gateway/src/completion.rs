@@ -51,13 +51,24 @@ impl Completion {
     }
 }
 
-/// A part of a message, while the engine samples the rest. The pieces of each kind are the beginning of its text.
+/// A part of a message, while the engine samples the rest. The pieces of each kind are the beginning of its text, and come
+/// in this order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Piece {
     /// Of its thought.
     Reasoning(String),
     /// Of its text.
     Text(String),
+    /// The beginning of its first tool call.
+    Call {
+        /// The id that the tool's result refers to.
+        id: String,
+        /// The name of the tool.
+        name: String,
+    },
+    /// Of the arguments of that call. The pieces are never a whole object, because some clients run a tool as soon as its
+    /// arguments can be read.
+    Arguments(String),
 }
 
 /// The ids `start..start + len` of a completion were sampled by `version`.

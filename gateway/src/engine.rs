@@ -110,8 +110,13 @@ pub struct Switches {
     pub parses: bool,
     /// Parses the parts of an answer without looking for thoughts and tool calls, but the whole with them.
     pub parses_parts_apart: bool,
+    /// Writes the arguments of the calls of a whole answer with other spaces than the model, as vLLM's parsers do. It does
+    /// not in parts.
+    pub respells_calls: bool,
     /// How many of the next whole answers vLLM fails to parse.
     pub parse_failures: u32,
+    /// How many of the next parts of answers vLLM fails to parse.
+    pub part_failures: u32,
     /// Whether vLLM's endpoint of ids answers with events where it is asked to. What is in between may not.
     pub sends_events: bool,
     /// Holds the events of an answer back behind so many of its ids.
@@ -153,7 +158,9 @@ impl Default for Switches {
             rendered: None,
             parses: true,
             parses_parts_apart: false,
+            respells_calls: false,
             parse_failures: 0,
+            part_failures: 0,
             sends_events: true,
             hold_behind: None,
             one_system: false,

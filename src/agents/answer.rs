@@ -51,7 +51,7 @@ pub(super) async fn respond(mut call: Call) -> Response {
     }
     let (sender, mut pieces) = mpsc::unbounded_channel();
     // Whoever has the receiver polls the call, so it is there.
-    call.streaming = Some(Streaming::new(move |piece| drop(sender.send(piece))));
+    call.streaming = Some(Streaming::new(Arc::clone(&call.tools), move |piece| drop(sender.send(piece))));
     let call = Arc::new(call);
     // The events of a recorded answer have its id, so it is looked for before any event is sent.
     let mut answering: Answering = match call.replay().await {
@@ -122,7 +122,12 @@ impl Stream {
         let Self { mut events, mut answering, mut pieces, first } = self;
         let envelope = call.own_envelope();
         // Whoever has the receiver polls this function, so it is there.
-        let send = |events: &[SseEvent]| drop(parts.send(Written { bytes: encoded(events), recorded: None }));
+        // No bytes would be the end of the body.
+        let send = |events: &[SseEvent]| {
+            if !events.is_empty() {
+                let _ = parts.send(Written { bytes: encoded(events), recorded: None });
+            }
+        };
         // The first sign of life is sent at once, with the status.
         let mut signs = tokio::time::interval(call.agents.options().keep_alive);
         signs.set_missed_tick_behavior(MissedTickBehavior::Delay);

@@ -59,7 +59,7 @@ pub(super) struct Call {
     pub(super) dialect: Dialect,
     pub(super) request: Request,
     /// What the client calls its tools.
-    tools: Arc<ClientTools>,
+    pub(super) tools: Arc<ClientTools>,
     /// The request as it is compared with the calls before. `None` if the call is not recorded.
     canonical: Option<Canonical>,
     pub(super) permit: Arc<CallPermit>,

@@ -110,20 +110,36 @@ pub(super) fn piece(piece: &Piece, envelope: &Envelope) -> SseEvent {
     match piece {
         Piece::Reasoning(text) => delta(envelope, &json!({"reasoning_content": text, "reasoning": text})),
         Piece::Text(text) => delta(envelope, &json!({"content": text})),
+        Piece::Call { id, name } => {
+            let call = ToolCall { id: id.clone(), name: name.clone(), arguments: String::new() };
+            delta(envelope, &json!({"tool_calls": [numbered(0, tool_call(&call, envelope))]}))
+        }
+        Piece::Arguments(text) => {
+            let more = json!({"function": {"arguments": text}});
+            delta(envelope, &json!({"tool_calls": [numbered(0, more)]}))
+        }
     }
 }
 
-/// The events behind the thought and the text.
-pub(super) fn end(completion: &Completion, envelope: &Envelope) -> Vec<SseEvent> {
-    let message = &completion.message;
+fn numbered(index: usize, mut call: Value) -> Value {
+    call["index"] = json!(index);
+    call
+}
+
+/// The events behind the thought and the text. `sent` is how much of the arguments of the first call was sent, if that
+/// call has begun.
+pub(super) fn end(completion: &Completion, envelope: &Envelope, sent: Option<usize>) -> Vec<SseEvent> {
+    let mut calls = completion.message.tool_calls.iter().enumerate();
     let mut events = Vec::new();
-    if !message.tool_calls.is_empty() {
-        // All calls in one chunk, because some clients put the pieces of several calls together wrongly.
-        let calls = message.tool_calls.iter().enumerate().map(|(index, call)| {
-            let mut call = tool_call(call, envelope);
-            call["index"] = json!(index);
-            call
-        });
+    if let Some(sent) = sent
+        && let Some((_, begun)) = calls.next()
+    {
+        let rest = begun.arguments.get(sent..).filter(|rest| !rest.is_empty());
+        events.extend(rest.map(|rest| piece(&Piece::Arguments(rest.to_owned()), envelope)));
+    }
+    if calls.len() > 0 {
+        // Whole, because some clients put the pieces of several calls together wrongly.
+        let calls = calls.map(|(index, call)| numbered(index, tool_call(call, envelope)));
         events.push(delta(envelope, &json!({"tool_calls": calls.collect::<Value>()})));
     }
     let reason = finish_reason(completion.outcome());

@@ -16,6 +16,8 @@ pub struct Events {
     /// How much of the thought and of the text was sent, in bytes.
     reasoning: usize,
     text: usize,
+    /// The same of the arguments of the first call, if it has begun.
+    arguments: Option<usize>,
 }
 
 #[derive(Debug)]
@@ -34,7 +36,7 @@ impl Events {
             Dialect::Messages => Stream::Messages(messages::Stream::default()),
             Dialect::Responses => Stream::Responses(responses::Stream::default()),
         };
-        Self { stream, begun: None, reasoning: 0, text: 0 }
+        Self { stream, begun: None, reasoning: 0, text: 0, arguments: None }
     }
 
     /// A sign of life: the beginning of the answer, and from then on an event that adds nothing to it.
@@ -48,11 +50,13 @@ impl Events {
         }
     }
 
-    /// A piece of the answer.
+    /// A piece of the answer. Nothing that completes a tool call is among the events, because the client may run it then.
     pub fn piece(&mut self, piece: &Piece, envelope: &Envelope) -> Vec<SseEvent> {
         match piece {
             Piece::Reasoning(text) => self.reasoning += text.len(),
             Piece::Text(text) => self.text += text.len(),
+            Piece::Call { .. } => self.arguments = Some(0),
+            Piece::Arguments(text) => *self.arguments.get_or_insert_default() += text.len(),
         }
         let (has_begun, envelope) = self.begin(envelope);
         match &mut self.stream {
@@ -89,10 +93,10 @@ impl Events {
         match &mut self.stream {
             Stream::Chat => {
                 events.extend((!has_begun).then(|| chat::begin(&envelope)));
-                events.extend(chat::end(completion, &envelope));
+                events.extend(chat::end(completion, &envelope, self.arguments));
             }
             Stream::Messages(stream) => events.extend(stream.end(completion)),
-            Stream::Responses(stream) => events.extend(stream.end(completion, &envelope)),
+            Stream::Responses(stream) => events.extend(stream.end(completion, &envelope, self.arguments)),
         }
         events
     }

@@ -46,6 +46,8 @@ enum OpenBlock {
         hash: u64,
     },
     Text,
+    /// Of the first call.
+    ToolUse,
 }
 
 impl Stream {
@@ -55,6 +57,7 @@ impl Stream {
         match self.open {
             Some(OpenBlock::Thinking { .. }) => self.reasoning("", envelope),
             Some(OpenBlock::Text) | None => self.text("", envelope),
+            Some(OpenBlock::ToolUse) => vec![input(self.closed, "")],
         }
     }
 
@@ -62,6 +65,16 @@ impl Stream {
         match piece {
             Piece::Reasoning(text) => self.reasoning(text, envelope),
             Piece::Text(text) => self.text(text, envelope),
+            Piece::Call { id, name } => {
+                let mut events = self.begin(envelope, &Usage::default());
+                events.extend(self.close());
+                events.push(opening_of_call(self.closed, id, name));
+                self.open = Some(OpenBlock::ToolUse);
+                events
+            }
+            // SDKs read what they have got of an input, and fail if that is no beginning of JSON. What a model writes may be
+            // none, which is known at the end ([`object_text`]).
+            Piece::Arguments(_) => Vec::new(),
         }
     }
 
@@ -73,7 +86,7 @@ impl Stream {
         }
         let hash = match self.open {
             Some(OpenBlock::Thinking { hash }) => hash,
-            Some(OpenBlock::Text) | None => fnv1a([]),
+            Some(OpenBlock::Text | OpenBlock::ToolUse) | None => fnv1a([]),
         };
         self.open = Some(OpenBlock::Thinking { hash: fnv1a_on(hash, text.bytes()) });
         events.push(delta(self.closed, &json!({"type": "thinking_delta", "thinking": text})));
@@ -99,14 +112,15 @@ impl Stream {
 
     /// The events behind the thought and the text.
     pub(super) fn end(&mut self, completion: &Completion) -> Vec<SseEvent> {
-        let mut events = self.close();
-        for call in calls(completion) {
-            let Block::ToolUse { id, name, input } = &call else { continue };
-            events.push(opening(self.closed, &json!({"type": "tool_use", "id": id, "name": name, "input": {}})));
-            let input = json!({"type": "input_json_delta", "partial_json": input.get()});
-            events.push(delta(self.closed, &input));
-            events.push(closing(self.closed));
-            self.closed += 1;
+        let mut has_begun = matches!(self.open, Some(OpenBlock::ToolUse));
+        let mut events = if has_begun { Vec::new() } else { self.close() };
+        for call in &completion.message.tool_calls {
+            if !std::mem::take(&mut has_begun) {
+                events.push(opening_of_call(self.closed, &call.id, &call.name));
+                self.open = Some(OpenBlock::ToolUse);
+            }
+            events.push(input(self.closed, &object_text(&call.arguments)));
+            events.extend(self.close());
         }
         let (reason, sequence) = stop_reason(completion);
         let end = json!({"stop_reason": reason, "stop_sequence": sequence});
@@ -122,7 +136,7 @@ impl Stream {
             Some(OpenBlock::Thinking { hash }) => {
                 events.push(delta(self.closed, &json!({"type": "signature_delta", "signature": signature(hash)})));
             }
-            Some(OpenBlock::Text) => {}
+            Some(OpenBlock::Text | OpenBlock::ToolUse) => {}
         }
         events.push(closing(self.closed));
         self.closed += 1;
@@ -139,6 +153,14 @@ fn start(envelope: &Envelope, counts: &Usage) -> SseEvent {
 
 fn opening(index: usize, block: &Value) -> SseEvent {
     event("content_block_start", json!({"index": index, "content_block": block}))
+}
+
+fn opening_of_call(index: usize, id: &str, name: &str) -> SseEvent {
+    opening(index, &json!({"type": "tool_use", "id": id, "name": name, "input": {}}))
+}
+
+fn input(index: usize, json: &str) -> SseEvent {
+    delta(index, &json!({"type": "input_json_delta", "partial_json": json}))
 }
 
 fn delta(index: usize, data: &Value) -> SseEvent {

@@ -485,6 +485,7 @@ enum OutputItem<'a> {
     Call {
         id: String,
         call: Value,
+        status: &'static str,
     },
 }
 
@@ -497,17 +498,23 @@ fn items<'a>(completion: &'a Completion, envelope: &Envelope) -> Vec<OutputItem<
     let text = message.content.as_deref().or(silent).into_iter().map(|text| OutputItem::Message {
         id: format!("msg_{id}"),
         text,
-        status: status(completion),
+        status: if message.tool_calls.is_empty() { status(completion) } else { "completed" },
     });
     let calls = message.tool_calls.iter().enumerate();
     let calls = calls.map(|(index, call)| {
-        let call = client_tools::item(envelope.tools.get(&call.name), call);
-        OutputItem::Call { id: format!("fc_{id}_{index}"), call }
+        // The bound of tokens may have cut the last one.
+        let is_cut = index + 1 == message.tool_calls.len() && !json::is_object(&call.arguments);
+        OutputItem::call(index, call, envelope, if is_cut { status(completion) } else { "completed" })
     });
     reasoning.chain(text).chain(calls).collect()
 }
 
 impl OutputItem<'_> {
+    fn call(index: usize, call: &ToolCall, envelope: &Envelope, status: &'static str) -> Self {
+        let id = format!("fc_{}_{index}", envelope.id);
+        Self::Call { id, call: client_tools::item(envelope.tools.get(&call.name), call), status }
+    }
+
     fn whole(&self) -> Value {
         match self {
             Self::Reasoning { id, text } => json!({
@@ -524,9 +531,9 @@ impl OutputItem<'_> {
                 "role": "assistant",
                 "content": [output_text(text)],
             }),
-            Self::Call { id, call } => {
+            Self::Call { id, call, status } => {
                 let mut item = call.clone();
-                (item["id"], item["status"]) = (json!(id), json!("completed"));
+                (item["id"], item["status"]) = (json!(id), json!(status));
                 item
             }
         }
@@ -605,6 +612,26 @@ impl Stream {
         match piece {
             Piece::Reasoning(text) => self.reasoning(text, envelope),
             Piece::Text(text) => self.text(text, envelope),
+            Piece::Call { id, name } => {
+                let mut events = Vec::new();
+                self.begin(envelope, &mut events);
+                self.close("completed", &mut events);
+                let call = ToolCall { id: id.clone(), name: name.clone(), arguments: String::new() };
+                let item = OutputItem::call(0, &call, envelope, "in_progress").opening();
+                self.push(
+                    "response.output_item.added",
+                    json!({"output_index": self.closed, "item": item}),
+                    &mut events,
+                );
+                events
+            }
+            Piece::Arguments(text) => {
+                let delta =
+                    json!({"item_id": format!("fc_{}_0", envelope.id), "output_index": self.closed, "delta": text});
+                let mut events = Vec::new();
+                self.push("response.function_call_arguments.delta", delta, &mut events);
+                events
+            }
         }
     }
 
@@ -626,17 +653,27 @@ impl Stream {
         events
     }
 
-    /// The events behind the thought and the text.
-    pub(super) fn end(&mut self, completion: &Completion, envelope: &Envelope) -> Vec<SseEvent> {
+    /// The events behind the thought and the text. `sent` is how much of the arguments of the first call was sent, if that
+    /// call has begun.
+    pub(super) fn end(
+        &mut self,
+        completion: &Completion,
+        envelope: &Envelope,
+        mut sent: Option<usize>,
+    ) -> Vec<SseEvent> {
         let mut events = Vec::new();
         self.begin(envelope, &mut events);
         if completion.message.content.is_none() && completion.message.tool_calls.is_empty() {
             events.extend(self.text("", envelope));
         }
-        self.close(status(completion), &mut events);
         for item in items(completion, envelope) {
-            if let OutputItem::Call { .. } = &item {
-                self.call(&item, &mut events);
+            match &item {
+                OutputItem::Reasoning { .. } => {}
+                OutputItem::Message { status, .. } => self.close(status, &mut events),
+                OutputItem::Call { .. } => {
+                    self.close("completed", &mut events);
+                    self.call(&item, sent.take(), &mut events);
+                }
             }
         }
         // Also where the bound of tokens cut the answer, which its status tells: Codex takes `response.incomplete` for a
@@ -703,17 +740,22 @@ impl Stream {
         self.closed += 1;
     }
 
-    fn call(&mut self, item: &OutputItem<'_>, events: &mut Vec<SseEvent>) {
+    fn call(&mut self, item: &OutputItem<'_>, sent: Option<usize>, events: &mut Vec<SseEvent>) {
         let index = self.closed;
-        self.push("response.output_item.added", json!({"output_index": index, "item": item.opening()}), events);
+        if sent.is_none() {
+            self.push("response.output_item.added", json!({"output_index": index, "item": item.opening()}), events);
+        }
         // Calls whose content is an object have no events for its pieces.
-        if let OutputItem::Call { id, call } = item
+        if let OutputItem::Call { id, call, .. } = item
             && let Some(((delta_event, done_event), text)) = client_tools::text_of(call)
         {
             let mut done = json!({"item_id": id, "output_index": index, "name": call["name"]});
-            let delta = json!({"item_id": id, "output_index": index, "delta": call[text]});
+            let rest = call[text].as_str().and_then(|text| text.get(sent.unwrap_or(0)..)).unwrap_or_default();
+            let delta = json!({"item_id": id, "output_index": index, "delta": rest});
             done[text] = call[text].clone();
-            self.push(delta_event, delta, events);
+            if sent.is_none() || !rest.is_empty() {
+                self.push(delta_event, delta, events);
+            }
             self.push(done_event, done, events);
         }
         self.push("response.output_item.done", json!({"output_index": index, "item": item.whole()}), events);

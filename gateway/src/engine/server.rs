@@ -118,7 +118,14 @@ async fn serve(state: &Arc<State>, request: Request<Incoming>) -> Result<Respons
             call(state, Endpoint::Score, &body).await
         }
         (Method::POST, "/v1/chat/completions/derender") if state.kind == EngineKind::Vllm => {
-            if value["stream"] != true && take(state, |switches| &mut switches.parse_failures) {
+            let is_part = value["stream"] == true;
+            let fails = take(
+                state,
+                |switches| {
+                    if is_part { &mut switches.part_failures } else { &mut switches.parse_failures }
+                },
+            );
+            if fails {
                 return Ok(reply(500, &json!({"error": {"message": "the parser broke"}})));
             }
             let switches = state.switches.borrow().clone();

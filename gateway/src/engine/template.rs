@@ -135,10 +135,11 @@ pub(super) fn written(answer: &Answer) -> String {
     assistant(answer.reasoning.as_deref(), &answer.content, calls)
 }
 
-/// What begins and ends a thought, and what begins a tool call.
+/// What begins and ends a thought, and a tool call.
 const THINK: &str = "<think>\n";
 const THOUGHT: &str = "\n</think>\n\n";
 const CALL: &str = "<tool_call>\n";
+const CALLED: &str = "\n</tool_call>";
 
 /// What a model's text contains.
 #[derive(Debug, Default)]
@@ -156,7 +157,7 @@ pub(super) fn parse_if(parses: bool, text: &str) -> Parsed {
     Parsed { content: text.replace("<|im_end|>", "").replace("<|im_start|>", ""), ..Parsed::default() }
 }
 
-/// Reads the beginning of what the model writes: what it says whatever follows. Tool calls are read at the end.
+/// Reads the beginning of what the model writes: what it says whatever follows.
 pub(super) fn parse_beginning(text: &str) -> Parsed {
     let mut parsed = Parsed::default();
     let mut rest = text;
@@ -171,9 +172,22 @@ pub(super) fn parse_beginning(text: &str) -> Parsed {
         parsed.reasoning = Some(reasoning.to_owned());
         rest = behind;
     }
-    let said = rest.split_once(CALL).map_or_else(|| without_begun(rest, CALL), |(said, _)| said);
+    let mut parts = rest.split(CALL);
+    let said = parts.next().unwrap_or_default();
+    let said = if said == rest { without_begun(said, CALL) } else { said };
     said.trim_end_matches('\n').clone_into(&mut parsed.content);
+    parsed.calls = parts.map_while(begun_call).collect();
     parsed
+}
+
+/// The name and the beginning of the arguments of a call, if its name is known.
+fn begun_call(text: &str) -> Option<(String, String)> {
+    let body = text.split_once(CALLED).map_or_else(|| without_begun(text, CALLED), |(body, _)| body);
+    let (name, behind) = body.strip_prefix("{\"name\": \"")?.split_once('"')?;
+    let arguments = behind.strip_prefix(", \"arguments\": ").unwrap_or_default();
+    // The last brace belongs to what is around the arguments.
+    let arguments = if is_object(body) { &arguments[..arguments.len() - 1] } else { arguments };
+    Some((name.to_owned(), arguments.to_owned()))
 }
 
 /// A text without the beginning of a mark at its end.
@@ -187,7 +201,7 @@ pub(super) fn parse(text: &str) -> Parsed {
     let (reasoning, mut rest) = separated(text);
     let mut parsed = Parsed { reasoning: reasoning.map(str::to_owned), ..Parsed::default() };
     while let Some((before, behind)) = rest.split_once(CALL) {
-        let Some((body, after)) = behind.split_once("\n</tool_call>") else { break };
+        let Some((body, after)) = behind.split_once(CALLED) else { break };
         let Ok(call) = serde_json::from_str::<WrittenCall<'_>>(body) else { break };
         parsed.content += before.trim_end_matches('\n');
         parsed.calls.push((call.name, call.arguments.get().to_owned()));
@@ -223,8 +237,8 @@ fn assistant<'a>(reasoning: Option<&str>, content: &str, calls: impl Iterator<It
         if place > 0 || !content.is_empty() {
             text.push('\n');
         }
-        let call = format!("<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {arguments}}}\n</tool_call>");
-        text += &call;
+        write!(text, "{CALL}{{\"name\": \"{name}\", \"arguments\": {arguments}}}{CALLED}")
+            .expect("a string accepts all text");
     }
     text
 }

@@ -492,7 +492,13 @@ pub(super) fn derender(body: &Value, switches: &Switches) -> Result<Value, &'sta
         return Err("List should have at most 4 items after validation");
     }
     let id = generated["request_id"].as_str().unwrap_or_default();
-    let parsed = template::parse_if(switches.parses, &tokenizer::decode(&ids));
+    let mut parsed = template::parse_if(switches.parses, &tokenizer::decode(&ids));
+    if switches.respells_calls {
+        for (_, arguments) in &mut parsed.calls {
+            let read: Option<Value> = serde_json::from_str(arguments).ok();
+            *arguments = read.map_or_else(|| arguments.clone(), |read| read.to_string());
+        }
+    }
     let message = message(EngineKind::Vllm, &parsed, id);
     let finish = &generated["choices"][0]["finish_reason"];
     Ok(json!({"choices": [{"index": 0, "message": message, "finish_reason": finish}]}))
@@ -511,17 +517,23 @@ fn derender_part(body: &Value, switches: &Switches) -> Value {
         let decoded = tokenizer::decode(ids);
         // A character whose bytes are not all there is held back.
         let text = if is_whole { &decoded } else { decoded.trim_end_matches(char::REPLACEMENT_CHARACTER) };
-        match (is_whole, switches.parses_parts_apart) {
-            (_, true) => template::parse_if(false, text),
-            (true, false) => template::parse(text),
-            (false, false) => template::parse_beginning(text),
+        if switches.parses_parts_apart {
+            return template::parse_if(false, text);
         }
+        let begun = template::parse_beginning(text);
+        // What is no call in the end is text, unless it was taken for one.
+        if is_whole && begun.calls.is_empty() { template::parse(text) } else { begun }
     };
     let (old, new) = (read(&before, false), read(&ids, !choice["finish_reason"].is_null()));
     let more = |old: &str, new: &str| new.strip_prefix(old).filter(|more| !more.is_empty()).map(str::to_owned);
     let reasoning = more(old.reasoning.as_deref().unwrap_or_default(), new.reasoning.as_deref().unwrap_or_default());
+    let request = body["generate_chunk"]["request_id"].as_str().unwrap_or_default();
     let calls = new.calls.iter().enumerate().map(|(index, (name, arguments))| {
-        json!({"index": index, "id": format!("call_part_{index}"), "function": {"name": name, "arguments": arguments}})
+        if let Some((_, begun)) = old.calls.get(index) {
+            return json!({"index": index, "function": {"arguments": more(begun, arguments)}});
+        }
+        let function = json!({"name": name, "arguments": arguments});
+        json!({"index": index, "id": format!("call_{request}_part_{index}"), "function": function})
     });
     let delta = json!({"reasoning": reasoning, "content": more(&old.content, &new.content),
         "tool_calls": calls.collect::<Value>()});

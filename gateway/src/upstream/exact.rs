@@ -8,7 +8,7 @@
 //! before, and what belongs together is parsed at the end.
 
 use std::{
-    sync::atomic::Ordering,
+    sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
 
@@ -137,7 +137,7 @@ pub(super) async fn speaks_plainly(upstream: &Upstream, call: &EngineCall<'_>, p
 
 /// Whether each worker of vLLM sends answers as events that can be recorded. Older versions and what is in between may not.
 pub(super) async fn sends_events(upstream: &Upstream, call: &EngineCall<'_>, prompt: &ExactPrompt<'_>) -> bool {
-    let streaming = Streaming::new(drop);
+    let streaming = Streaming::new(Arc::default(), drop);
     for worker in 0..upstream.options.urls.len() {
         let workers = &[worker][..];
         let exchange = Exchange { upstream, way: Way::Vllm, call, prompt, workers, rid: call.rid };
@@ -414,7 +414,7 @@ impl Exchange<'_> {
                         ..AssistantMessage::default()
                     }
                 };
-                if pieces.is_sent() { pieces.settled(self, message, spoken).await? } else { message }
+                if pieces.is_sent() { pieces.settled(self, message, (spoken, finish)).await? } else { message }
             }
             (Way::Chat, Some(choice)) if !self.parses(sampled) => {
                 choice.message.as_ref().map(|message| message.read(self.rid)).unwrap_or_default()

@@ -7,10 +7,13 @@
 //!
 //! vLLM parses an answer in parts, and begins each time with the first id. So the parts grow with the answer, which keeps
 //! the work of an answer linear. The message that is recorded is still the one that vLLM makes of all ids.
+//!
+//! Of the tool calls only the first is sent in pieces. It is complete for the agent when the answer is recorded, and
+//! `LlamaIndex` puts calls together wrongly if a piece of one follows the beginning of another.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
-use serde::Deserialize;
+use serde::{Deserialize, de::IgnoredAny};
 use serde_json::value::RawValue;
 
 use super::{
@@ -21,7 +24,11 @@ use super::{
     exact::{DERENDER, Exchange, Sampled},
     transport::Room,
 };
-use crate::completion::{AssistantMessage, Piece, ToolCall};
+use crate::{
+    completion::{AssistantMessage, Finish, Piece, ToolCall},
+    dialect::{ClientTool, ClientTools},
+    json,
+};
 
 /// So many ids are parsed at once, and fewer at the beginning.
 const STEP: usize = 8;
@@ -31,6 +38,7 @@ const GROWTH: usize = 4;
 
 /// Takes the pieces of one answer. It outlives the requests to the engine.
 pub struct Streaming {
+    tools: Arc<ClientTools>,
     send: Box<dyn Fn(Piece) + Send + Sync>,
     progress: Mutex<Progress>,
 }
@@ -58,6 +66,8 @@ pub(super) struct Pieces {
     /// How much of the thought and of the text was sent, in bytes.
     reasoning: usize,
     text: usize,
+    /// The same of the arguments of the first call, if it has begun.
+    arguments: Option<usize>,
     /// The engine could not parse the ids.
     failed: bool,
 }
@@ -71,9 +81,15 @@ struct Spoken {
 }
 
 impl Streaming {
-    /// Sends pieces by this function. Each continues those of its kind.
-    pub fn new(send: impl Fn(Piece) + Send + Sync + 'static) -> Self {
-        Self { send: Box::new(send), progress: Mutex::default() }
+    /// Sends pieces by this function. Each continues those of its kind. Calls of these tools have shapes of the client, most
+    /// of which have no pieces.
+    pub fn new(tools: Arc<ClientTools>, send: impl Fn(Piece) + Send + Sync + 'static) -> Self {
+        Self { tools, send: Box::new(send), progress: Mutex::default() }
+    }
+
+    /// Whether calls of a function can be written in pieces.
+    fn has_pieces(&self, function: &str) -> bool {
+        self.tools.get(function).is_none_or(|tool| matches!(tool, ClientTool::Function { .. }))
     }
 
     pub(super) fn take(&self) -> Progress {
@@ -89,7 +105,7 @@ impl Streaming {
 impl Pieces {
     /// Whether anything was sent.
     pub(super) fn is_sent(&self) -> bool {
-        self.reasoning + self.text > 0
+        self.reasoning + self.text > 0 || self.arguments.is_some()
     }
 
     /// How many ids were sent in some form.
@@ -111,17 +127,29 @@ impl Pieces {
             tracing::debug!(error = %error, "the beginning of an answer was not parsed");
             return;
         }
-        let Spoken { reasoning, content, .. } = &self.message;
+        let Spoken { reasoning, content, calls } = &self.message;
+        let call = calls.first().filter(|call| !call.name.is_empty() && streaming.has_pieces(&call.name));
         // White space at the end belongs to the text only if something follows it.
         let has_text = !content.trim_end().is_empty();
-        let reasoning = if has_text { reasoning } else { reasoning.trim_end() };
-        if let Some(new) = reasoning.get(self.reasoning..).filter(|new| !new.is_empty() && self.text == 0) {
-            (streaming.send)(Piece::Reasoning(new.to_owned()));
+        let reasoning = if has_text || call.is_some() { reasoning } else { reasoning.trim_end() };
+        let content = if call.is_some() { content } else { content.trim_end() };
+        let unsent = |text: &str, sent: usize| text.get(sent..).filter(|new| !new.is_empty()).map(str::to_owned);
+        if let Some(new) = unsent(reasoning, self.reasoning).filter(|_| self.text == 0 && self.arguments.is_none()) {
+            (streaming.send)(Piece::Reasoning(new));
             self.reasoning = reasoning.len();
         }
-        if let Some(new) = content.trim_end().get(self.text..).filter(|new| !new.is_empty()) {
-            (streaming.send)(Piece::Text(new.to_owned()));
-            self.text = content.trim_end().len();
+        if let Some(new) = unsent(content, self.text).filter(|_| self.arguments.is_none()) {
+            (streaming.send)(Piece::Text(new));
+            self.text = content.len();
+        }
+        let Some(ToolCall { id, name, arguments }) = call else { return };
+        let sent = *self.arguments.get_or_insert_with(|| {
+            (streaming.send)(Piece::Call { id: id.clone(), name: name.clone() });
+            0
+        });
+        if let Some(new) = unsent(arguments, sent).filter(|_| is_open_object(arguments)) {
+            (streaming.send)(Piece::Arguments(new));
+            self.arguments = Some(arguments.len());
         }
     }
 
@@ -130,7 +158,7 @@ impl Pieces {
         &mut self,
         exchange: &Exchange<'_>,
         whole: AssistantMessage,
-        spoken: &[i32],
+        (spoken, finish): (&[i32], Finish),
     ) -> Result<AssistantMessage, UpstreamError> {
         let begun = self.sent();
         if let Some(message) = begun.continued(whole) {
@@ -140,8 +168,13 @@ impl Pieces {
         self.parse(exchange, spoken, true).await?;
         let Spoken { reasoning, content, calls } = &self.message;
         let some = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
-        let message =
-            AssistantMessage { reasoning: some(reasoning), content: some(content), tool_calls: calls.clone() };
+        let mut tool_calls = calls.clone();
+        // The bound of tokens may have cut the last call. The agent must not get a half one, unless it has its beginning.
+        let can_go = tool_calls.len() > usize::from(begun.call.is_some());
+        if finish == Finish::Length && can_go {
+            tool_calls.pop_if(|call| !json::is_object(&call.arguments));
+        }
+        let message = AssistantMessage { reasoning: some(reasoning), content: some(content), tool_calls };
         begun.continued(message).ok_or_else(|| UpstreamError::Failed {
             status: 500,
             message: "what the engine made of an answer contradicts what it made of its beginning".to_owned(),
@@ -151,7 +184,12 @@ impl Pieces {
     /// What was sent.
     fn sent(&self) -> Sent {
         let sent = |text: &str, length: usize| text.get(..length).unwrap_or(text).to_owned();
-        Sent { reasoning: sent(&self.message.reasoning, self.reasoning), text: sent(&self.message.content, self.text) }
+        let Spoken { reasoning, content, calls } = &self.message;
+        let call = self.arguments.zip(calls.first()).map(|(length, call)| {
+            let arguments = sent(&call.arguments, length);
+            ToolCall { arguments, ..call.clone() }
+        });
+        Sent { reasoning: sent(reasoning, self.reasoning), text: sent(content, self.text), call }
     }
 
     async fn parse(&mut self, exchange: &Exchange<'_>, ids: &[i32], is_last: bool) -> Result<(), UpstreamError> {
@@ -192,6 +230,8 @@ impl Pieces {
 struct Sent {
     reasoning: String,
     text: String,
+    /// The first call with the beginning of its arguments.
+    call: Option<ToolCall>,
 }
 
 impl Sent {
@@ -199,14 +239,25 @@ impl Sent {
     fn continued(&self, mut message: AssistantMessage) -> Option<AssistantMessage> {
         let text = |text: &Option<String>| text.clone().unwrap_or_default();
         let reasoning = text(&message.reasoning);
-        if self.text.is_empty() {
+        if self.text.is_empty() && self.call.is_none() {
             return (reasoning.starts_with(&self.reasoning)).then_some(message);
         }
-        // The thought had ended, with its white space.
-        if reasoning.trim_end() != self.reasoning.trim_end() || !text(&message.content).starts_with(&self.text) {
+        // The thought had ended, with its white space, and if there is a call, the text as well.
+        let is_same = reasoning.trim_end() == self.reasoning.trim_end();
+        if !is_same || !text(&message.content).starts_with(self.text.trim_end()) {
             return None;
         }
-        message.reasoning = Some(self.reasoning.clone()).filter(|text| !text.is_empty());
+        let some = |text: &String| Some(text.clone()).filter(|text| !text.is_empty());
+        message.reasoning = some(&self.reasoning);
+        let Some(sent) = &self.call else { return Some(message) };
+        let call = message.tool_calls.first_mut()?;
+        if call.name != sent.name || !call.arguments.starts_with(&sent.arguments) {
+            return None;
+        }
+        // vLLM makes up an id each time that it reads a call.
+        call.id.clone_from(&sent.id);
+        // What an engine reads behind a call has no place in an answer.
+        message.content = some(&self.text);
         Some(message)
     }
 }
@@ -218,17 +269,21 @@ impl Spoken {
         self.content.extend(content);
         for DeltaCall { index, id, function } in tool_calls.unwrap_or_default() {
             if index == self.calls.len() && index < TOOL_CALLS_MAX {
-                let id = format!("call_{rid}_{index}");
+                let id = id.filter(|id| !id.is_empty()).unwrap_or_else(|| format!("call_{rid}_{index}"));
                 self.calls.push(ToolCall { id, name: String::new(), arguments: String::new() });
             }
             let Some(known) = self.calls.get_mut(index) else { continue };
-            if let Some(id) = id.filter(|id| !id.is_empty()) {
-                known.id = id;
-            }
             known.name.extend(function.name);
             known.arguments.extend(function.arguments);
         }
     }
+}
+
+/// Whether arguments are the beginning of an object, and not a whole one. The engine may read something else in another way
+/// at the end.
+fn is_open_object(arguments: &str) -> bool {
+    let is_open = || serde_json::from_str::<IgnoredAny>(arguments).is_err_and(|error| error.is_eof());
+    arguments.starts_with('{') && is_open()
 }
 
 /// What vLLM makes of a part.

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use crate::{
     sse::{Seen, read_events},
-    support::{completion, envelope, parsed, tool_call},
+    support::{completion, envelope, parsed, pieces, tool_call},
 };
 
 const RESPONSES: Dialect = Dialect::Responses;
@@ -134,6 +134,37 @@ fn the_input_of_a_free_form_tool_is_sent_in_events_of_its_own() {
     assert_eq!(of("response.custom_tool_call_input.delta").expect("a delta")["delta"], "text(1)");
     assert_eq!(of("response.custom_tool_call_input.done").expect("the input")["input"], "text(1)");
     assert_eq!(of("response.function_call_arguments.delta"), None);
+}
+
+/// The first call is one of a namespace and comes in pieces. Behind it is a tool whose calls have no pieces.
+#[test]
+fn calls_of_different_shapes_follow_the_pieces_of_the_first() {
+    let tools = json!([
+        {"type": "namespace", "name": "mcp__calc", "tools": [{"type": "function", "name": "add"}]},
+        {"type": "custom", "name": "exec"},
+        {"type": "function", "name": "wait"},
+    ]);
+    let request = request(&tools, &[]);
+    let calls = [
+        tool_call("c1", "mcp__calc__add", "{\"a\": 1}"),
+        tool_call("c2", "exec", "{\"input\": \"text(1)\"}"),
+        tool_call("c3", "wait", "{}"),
+    ];
+    let message = AssistantMessage { tool_calls: calls.to_vec(), ..AssistantMessage::default() };
+    let envelope = Envelope { tools: Arc::new(request.client_tools.clone()), ..envelope() };
+    let mut events = Events::new(RESPONSES);
+    let mut seen: Vec<_> = pieces(&message).iter().flat_map(|piece| events.piece(piece, &envelope)).collect();
+    seen.extend(events.answer(&completion(message), &envelope));
+    let seen: Vec<Value> = read_events(&seen).iter().map(Seen::json).collect();
+    let of = |kind: &str, field: &str| -> Vec<Value> {
+        seen.iter().filter(|data| data["type"] == kind).map(|data| data[field].clone()).collect()
+    };
+    assert_eq!(of("response.output_item.done", "item"), output(&request, &calls));
+    assert_eq!(of("response.output_item.added", "output_index"), [0, 1, 2]);
+    assert_eq!(of("response.output_item.added", "item")[0]["namespace"], "mcp__calc");
+    let deltas = of("response.function_call_arguments.delta", "delta");
+    let deltas: String = deltas.iter().filter_map(Value::as_str).collect();
+    assert_eq!(deltas, "{\"a\": 1}{}");
 }
 
 #[test]

@@ -88,22 +88,14 @@ pub(crate) fn events(dialect: Dialect, completion: &Completion) -> Vec<SseEvent>
     late_events(dialect, completion, 0, 0)
 }
 
-/// The events of an answer before which there were so many signs of life, and of which so many pieces of each text were
-/// sent, with a sign of life behind each. The text begins where the thought ends.
+/// The events of an answer before which there were so many signs of life, and of which so many pieces were sent, with a sign
+/// of life behind each.
 pub(crate) fn late_events(dialect: Dialect, completion: &Completion, signs: usize, pieces: usize) -> Vec<SseEvent> {
     let mut events = Events::new(dialect);
     let mut seen: Vec<_> = (0..signs).flat_map(|_| events.alive(&envelope())).collect();
-    let message = &completion.message;
-    for (is_thought, text) in [(true, &message.reasoning), (false, &message.content)] {
-        let Some(text) = text else { continue };
-        for letter in text.chars().take(pieces) {
-            let piece = if is_thought { Piece::Reasoning } else { Piece::Text };
-            seen.extend(events.piece(&piece(letter.to_string()), &envelope()));
-            seen.extend((signs > 0).then(|| events.alive(&envelope())).into_iter().flatten());
-        }
-        if text.chars().count() > pieces {
-            break;
-        }
+    for piece in self::pieces(&completion.message).iter().take(pieces) {
+        seen.extend(events.piece(piece, &envelope()));
+        seen.extend((signs > 0).then(|| events.alive(&envelope())).into_iter().flatten());
     }
     // An answer that has begun keeps its id.
     let id = if seen.is_empty() { envelope().id } else { "repeated".to_owned() };
@@ -111,8 +103,23 @@ pub(crate) fn late_events(dialect: Dialect, completion: &Completion, signs: usiz
     seen
 }
 
-/// Signs of life and pieces before the answer.
-pub(crate) const LATE: [(usize, usize); 6] = [(0, 0), (1, 0), (3, 0), (0, 1), (1, 2), (0, usize::MAX)];
+/// All pieces of a message that may be sent before its end, letter by letter.
+pub(crate) fn pieces(message: &AssistantMessage) -> Vec<Piece> {
+    let letters = |text: &str, piece: fn(String) -> Piece| -> Vec<Piece> {
+        text.chars().map(|letter| piece(letter.to_string())).collect()
+    };
+    let mut pieces = letters(message.reasoning.as_deref().unwrap_or_default(), Piece::Reasoning);
+    pieces.extend(letters(message.content.as_deref().unwrap_or_default(), Piece::Text));
+    if let Some(ToolCall { id, name, arguments }) = message.tool_calls.first() {
+        pieces.push(Piece::Call { id: id.clone(), name: name.clone() });
+        pieces.extend(letters(arguments.trim_end_matches('}'), Piece::Arguments));
+    }
+    pieces
+}
+
+/// Signs of life and pieces before the answer: to the middle of the thought, of the text, and of the first call.
+pub(crate) const LATE: [(usize, usize); 9] =
+    [(0, 0), (1, 0), (3, 0), (0, 1), (1, 2), (0, 40), (1, 62), (0, 70), (1, usize::MAX)];
 
 /// The answer as JSON.
 pub(crate) fn answer(dialect: Dialect, completion: &Completion) -> Value {
