@@ -30,7 +30,12 @@ class Answer:
 
 
 def called(name: str, arguments: Any) -> tuple[str, Any]:
-    """A tool call. Messages has its arguments as an object, so the spelling of the others does not count."""
+    """A tool call. Messages has its arguments as an object, so the spelling of the others does not count.
+
+    What is no object is a text in one.
+    """
+    if isinstance(arguments, dict) and list(arguments) == ["invalid_arguments"]:
+        return name, arguments["invalid_arguments"]
     try:
         return name, json.loads(arguments) if isinstance(arguments, str) else arguments
     except json.JSONDecodeError:

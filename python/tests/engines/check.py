@@ -109,9 +109,13 @@ class Checker:
         for answer, call in zip(received, calls, strict=True):
             message = call.message or self.decoded(call.tokens)
             functions = [tool["function"] for tool in message.get("tool_calls") or []]
-            assert answer.text == (message.get("content") or "")
-            assert answer.reasoning == (message.get("reasoning") or "")
-            assert answer.calls == [called(function["name"], function["arguments"]) for function in functions]
+            assert answer.text == (message.get("content") or ""), f"{answer} instead of {message}"
+            assert answer.reasoning == (message.get("reasoning") or ""), f"{answer} instead of {message}"
+            calls = [called(function["name"], function["arguments"]) for function in functions]
+            # Half a call that the agent has no part of is left out, if a call before it was sent.
+            is_half = len(calls) > 1 and isinstance(calls[-1][1], str)
+            is_equal = answer.calls == calls or (is_half and answer.calls == calls[:-1])
+            assert is_equal, f"{answer} instead of {message}"
             assert "<|im_end|>" not in f"{answer.text}{answer.reasoning}{answer.calls}"
             assert (answer.prompt_tokens, answer.completion_tokens) == (len(call.prompt), len(call.tokens))
 
@@ -169,23 +173,25 @@ def parsed(calls: list[Call], exchanges: list[Exchange]) -> None:
             call.message = in_pieces(spoken, parts) or found.get(spoken)
 
 
-PartKey = tuple[tuple[int, ...], bool]
-"""The ids of an answer up to the end of a part, and whether the answer ends there."""
+PartKey = tuple[tuple[int, ...], tuple[int, ...], bool]
+"""The ids of an answer up to the end of a part, the sizes of the parts before, and whether the answer ends there."""
 
 
 def key_of_part(exchange: Exchange) -> PartKey:
-    before = (exchange.request.get("stream_state") or {}).get("output_token_ids") or []
+    state = exchange.request.get("stream_state") or {}
     choice = exchange.request["generate_chunk"]["choices"][0]
-    return tuple(before + choice["token_ids"]), choice["finish_reason"] is not None
+    ids = (state.get("output_token_ids") or []) + choice["token_ids"]
+    return tuple(ids), tuple(state.get("output_chunk_lens") or []), choice["finish_reason"] is not None
 
 
 def in_pieces(spoken: tuple[int, ...], parts: dict[PartKey, Exchange]) -> dict[str, Any] | None:
     """What was made of the pieces of an answer, if its last piece was asked for."""
-    last = parts.get((spoken, True))
-    if last is None:
+    key = next((key for key in parts if key[0] == spoken and key[2]), None)
+    if key is None:
         return None
-    ends = itertools.accumulate(last.request["stream_state"]["output_chunk_lens"])
-    pieces = [*(parts[spoken[:end], False] for end in ends), last]
+    sizes = key[1]
+    before = [parts[spoken[:end], sizes[:place], False] for place, end in enumerate(itertools.accumulate(sizes))]
+    pieces = [*before, parts[key]]
     message: dict[str, Any] = {"content": "", "reasoning": "", "tool_calls": []}
     for delta in (piece.answer["chunk"]["choices"][0]["delta"] for piece in pieces):
         for name in ("content", "reasoning"):

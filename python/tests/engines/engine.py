@@ -114,6 +114,7 @@ class Exchange:
 
     path: str
     request: Any
+    session: str | None = None
     status: int | None = None
     answer: Any = None
     is_over: bool = False
@@ -158,7 +159,7 @@ class Proxy:
 
     async def _forward(self, request: web.Request) -> web.StreamResponse:
         body = await request.read()
-        exchange = Exchange(request.path, json.loads(body) if body else None)
+        exchange = Exchange(request.path, json.loads(body) if body else None, request.headers.get("x-session-id"))
         self._note(lambda: self.exchanges.append(exchange))
         headers = {name: value for name, value in request.headers.items() if name.lower() not in ("host", "connection")}
         try:

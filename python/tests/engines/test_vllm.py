@@ -99,6 +99,7 @@ def test_an_answer_arrives_while_it_is_sampled(stack: Stack, parses: bool) -> No
     options: dict[str, Any] = {"tools": TOOLS} if parses else {}
     policy = stack.policy("exact")
     pieces: list[int] = []
+    of_calls: list[int] = []
     with stack.session(policy) as session:
         with openai.OpenAI(base_url=session.base_url, api_key=session.key) as client:
             for turn in range(12):
@@ -109,8 +110,10 @@ def test_an_answer_arrives_while_it_is_sampled(stack: Stack, parses: bool) -> No
                 deltas = [chunk.choices[0].delta for chunk in chunks]
                 said = [delta for delta in deltas if delta.content or getattr(delta, "reasoning", None)]
                 pieces.append(len(said))
+                of_calls.append(sum(bool(delta.tool_calls) for delta in deltas))
         stack.rollout(session, policy)
     assert max(pieces) > 3, "no answer came in pieces"
+    assert not parses or max(of_calls) > 1, "no tool call came in pieces"
 
 
 @pytest.mark.subject("one request for an answer that nothing parses")
