@@ -12,9 +12,9 @@ use std::{
 /// Modules and crates that a module must not import.
 const FORBIDDEN: [(&str, &[&str]); 4] = [
     ("buffer", &["agents", "api", "axum", "facades", "hyper", "keyring", "rusqlite", "sqlx"]),
-    ("api", &["facades", "forebay_store", "rusqlite", "sqlx"]),
-    ("agents", &["api", "facades", "forebay_store", "rusqlite", "sqlx"]),
-    ("facades", &["agents", "forebay_store", "rusqlite", "sqlx"]),
+    ("api", &["facades", "rusqlite", "sqlx"]),
+    ("agents", &["api", "facades", "rusqlite", "sqlx"]),
+    ("facades", &["agents", "rusqlite", "sqlx"]),
 ];
 
 /// For each module, the modules that it imports, with the files that import them.
