@@ -20,6 +20,7 @@ use std::{
 
 use axum::http::uri::Authority;
 use forebay_domain::{ids::PolicyName, rules::Rules, surrogates::LoneSurrogates};
+use forebay_service::BufferOptions;
 use forebay_store::{
     self as store, OBJECTS_CACHE_BYTES, OBJECTS_GRACE_S, ObjectsClaim, PayloadKind, PayloadOptions, SEGMENT_FILE_BYTES,
 };
@@ -34,7 +35,6 @@ use self::{
 use crate::{
     agents::{AgentOptions, UpstreamConfig, Upstreams},
     api::{BodyLimits, Tokenizers},
-    buffer::BufferOptions,
     facades::FacadeConfig,
     server::ServerLimits,
     telemetry::LogFormat,

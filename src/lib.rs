@@ -1,12 +1,10 @@
 //! Forebay: the durable rollout buffer between LLM agents and the trainers that learn from them.
 //!
 //! Agents POST complete trajectories. The buffer validates, filters, groups and stores them durably. A trainer leases
-//! finalized batches. The modules, in reading order:
+//! finalized batches. Below this crate are [`forebay_domain`], what becomes of a rollout as pure decisions;
+//! [`forebay_store`], the same stages as atomic operations on SQLite or Postgres; and [`forebay_service`], the buffer,
+//! which waits, wakes, leases and sweeps. The modules here, in reading order:
 //!
-//! - [`forebay_domain`]: a crate of its own, what becomes of a rollout as pure decisions.
-//! - [`buffer`]: what waits, wakes, leases and sweeps.
-//! - [`forebay_store`]: a crate of its own, the same stages as atomic operations on SQLite or Postgres.
-//! - [`keyring`]: the keys of the store, kept in memory and at most a second old.
 //! - [`api`]: the mapping between HTTP and the domain, without decisions.
 //! - [`agents`]: the listener of agents, whose calls are recorded in sessions.
 //! - [`facades`]: listeners that speak the protocols of other rollout buffers.
@@ -18,11 +16,9 @@
 pub mod agents;
 pub mod api;
 mod budget;
-pub mod buffer;
 pub mod config;
 pub mod facades;
 mod framing;
-pub mod keyring;
 mod panics;
 pub mod server;
 pub mod telemetry;

@@ -14,6 +14,7 @@ use std::{
 };
 
 use axum::Router;
+use forebay_service::{Buffer, keyring::Keyring};
 use forebay_telemetry::metrics::Metrics;
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
@@ -31,9 +32,7 @@ use tokio_rustls::TlsAcceptor;
 use crate::{
     agents::{self, AgentUrls, Agents, Upstreams},
     api::{self, Access, Api, BodyLimits, Tokenizers},
-    buffer::Buffer,
     facades::{self, FacadeConfig},
-    keyring::Keyring,
     tls::Tls,
 };
 

@@ -9,8 +9,10 @@ use std::{
     },
 };
 
-use forebay::{api::Access, buffer::Buffer, config::Config, keyring::Keyring, server::Server};
+use forebay::{api::Access, config::Config, server::Server};
 use forebay_domain::clock::AnchoredClock;
+use forebay_service::Buffer;
+use forebay_service::keyring::Keyring;
 use forebay_store as store;
 use forebay_telemetry::metrics::Metrics;
 use tokio::{net::TcpListener, sync::oneshot};

@@ -15,9 +15,9 @@ use forebay_gateway::{
     DialectError, UpstreamError,
     upstream::{Answered, EngineCall, PublishedVersion, Sampling},
 };
+use forebay_service::error::BufferError;
 
 use super::{Agents, call::Call, refusal, upstreams::Route};
-use crate::buffer::error::BufferError;
 
 /// A session that has room for fewer tokens than this bounds what the engine may sample. Engines refuse a bound that
 /// does not fit into their context together with the prompt, so it is not named without need.

@@ -3,9 +3,9 @@
 
 use forebay_domain::ids::PolicyName;
 use forebay_gateway::canonical::{History, Record};
+use forebay_service::conversations::{Conversation, Conversations};
 
 use super::{histories, upstreams::Upstreams};
-use crate::buffer::conversations::{Conversation, Conversations};
 
 impl Conversations for Upstreams {
     fn begin(&self) -> Box<dyn Conversation> {

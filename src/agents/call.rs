@@ -27,6 +27,10 @@ use forebay_gateway::{
     upstream::{Answered, Streaming},
     work,
 };
+use forebay_service::{
+    error::BufferError,
+    session::{CallPermit, NewCall, Replayed},
+};
 use forebay_telemetry::metrics::CallInFlight;
 use forebay_wire::VersionSpan;
 use serde::{Deserialize, Serialize};
@@ -45,13 +49,7 @@ use super::{
     references, refusal,
     upstreams::{NoUpstream, Route},
 };
-use crate::{
-    budget::Shares,
-    buffer::{
-        error::BufferError,
-        session::{CallPermit, NewCall, Replayed},
-    },
-};
+use crate::budget::Shares;
 
 /// A parsed call of a session.
 pub(super) struct Call {

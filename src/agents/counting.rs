@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use axum::http::HeaderMap;
 use forebay_gateway::{Dialect, DialectError, canonical::Canonical, lineage::AgentLabel, work};
+use forebay_service::session::CallPermit;
 
 use super::{
     Agents, blocking,
     body::{self, ReadBody},
     call::{self, Purpose},
 };
-use crate::buffer::session::CallPermit;
 
 /// The tokens of the prompt that a call with this body would have now. `None` if only the engine could say it: in the
 /// mode observe, and for a body that cannot be rendered.

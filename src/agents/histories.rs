@@ -10,14 +10,13 @@ use forebay_gateway::{
     canonical::{Canonical, Continued, Paths, Record},
     completion::AssistantMessage,
 };
-use forebay_store::error::StoreError;
-use serde::Deserialize;
-
-use crate::buffer::{
+use forebay_service::{
     Buffer,
     error::BufferError,
     session::{CallPermit, KnownCalls, RecentSessions, RecordedText, RecordedTexts},
 };
+use forebay_store::error::StoreError;
+use serde::Deserialize;
 
 /// Ids that the histories of all sessions hold together: 64 MiB. A message counts as much as the ids in its memory.
 const SIZE_MAX: usize = 16 << 20;

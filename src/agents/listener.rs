@@ -20,6 +20,7 @@ use forebay_gateway::{
     Dialect, DialectError,
     dialect::{Model, token_count},
 };
+use forebay_service::{error::BufferError, session::CallPermit};
 use tower_http::{
     catch_panic::CatchPanicLayer,
     cors::{AllowHeaders, CorsLayer},
@@ -34,7 +35,6 @@ use super::{
     counting, references, refusal,
 };
 use crate::{
-    buffer::{error::BufferError, session::CallPermit},
     framing::{self, Framing},
     telemetry,
 };

@@ -40,10 +40,11 @@ mod urls;
 use std::{sync::Arc, time::Duration};
 
 use axum::http::HeaderValue;
+use forebay_service::Buffer;
 use forebay_telemetry::metrics::Metrics;
 use tokio::sync::watch;
 
-use crate::{budget::Budget, buffer::Buffer};
+use crate::budget::Budget;
 
 pub use self::{
     audits::AuditOptions,

@@ -8,12 +8,10 @@ use forebay_gateway::{
     system::without_instructions,
     work,
 };
+use forebay_service::session::{CallPermit, CallText, TextPage};
 
 use super::{Agents, body, call::StoredAnswer, histories::Holds, refusal};
-use crate::{
-    budget::Shares,
-    buffer::session::{CallPermit, CallText, TextPage},
-};
+use crate::budget::Shares;
 
 /// Finds what a request names. Each call is read once, and what is read takes bytes of the budget.
 pub(super) async fn resolve(

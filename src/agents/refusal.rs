@@ -2,8 +2,7 @@
 
 use forebay_domain::refusal::Refusal;
 use forebay_gateway::DialectError;
-
-use crate::buffer::error::BufferError;
+use forebay_service::error::BufferError;
 
 /// When an agent repeats a call that the store, or its session, could not take.
 const RETRY_AFTER_S: u32 = 1;

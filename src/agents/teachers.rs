@@ -5,6 +5,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use forebay_domain::ids::SessionId;
 use forebay_gateway::upstream::{Scoring, probe::LogprobScale};
+use forebay_service::teachers::{TeacherFault, Teachers, Unscored};
 use futures::{StreamExt as _, TryStreamExt as _};
 use tokio::time::Instant;
 
@@ -12,7 +13,6 @@ use super::{
     asking::widened,
     upstreams::{Route, Upstreams},
 };
-use crate::buffer::teachers::{TeacherFault, Teachers, Unscored};
 
 /// How many segments one engine scores at once. Reading prompts keeps an engine busy with a few of them.
 pub(super) const SCORES_AT_ONCE: usize = 16;

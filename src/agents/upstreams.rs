@@ -26,6 +26,7 @@ use forebay_gateway::{
         probe::{LogprobScale, Verdict},
     },
 };
+use forebay_service::session::CallPermit;
 use forebay_telemetry::metrics::Metrics;
 use forebay_wire as wire;
 use tokio::{
@@ -34,7 +35,6 @@ use tokio::{
 };
 
 use super::{asking, audits::Audits, exact::Exact, teachers::SCORES_AT_ONCE};
-use crate::buffer::session::CallPermit;
 
 /// The pause between two probes of an engine that is ready.
 const PROBE_EVERY: Duration = Duration::from_mins(1);

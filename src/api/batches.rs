@@ -16,6 +16,7 @@ use forebay_domain::{
     shard::{Division, SHARDS_MAX},
     states,
 };
+use forebay_service::lease::{Holder, LeaseRequest, WAIT_MS_MAX};
 use forebay_wire::{
     AckRequest, BatchDescriptor, BatchPage, BatchRequest, BatchState, ExtendRequest, ListOrder, NackRequest,
     ShardBalance, ShardCount, VersionRange,
@@ -31,7 +32,6 @@ use super::{
     params::{self, BatchPath, Query},
     problem::Failure,
 };
-use crate::buffer::lease::{Holder, LeaseRequest, WAIT_MS_MAX};
 
 /// The most bytes of a nack's reason.
 const REASON_BYTES_MAX: usize = 1_024;
@@ -187,7 +187,7 @@ pub(super) async fn get(
     };
     let mut descriptor = describe(batch, api.buffer.now());
     descriptor.shards = shards.map(|shards| {
-        let count = |total: crate::buffer::samples::ShardTotals| ShardCount {
+        let count = |total: forebay_service::samples::ShardTotals| ShardCount {
             rollouts: total.rollouts,
             samples: total.samples,
             tokens: total.tokens,

@@ -15,6 +15,7 @@ use forebay_domain::{
     ids::RolloutId,
     looking::content::{Content, PAGE_MESSAGES_MAX, Part, WINDOW_TOKENS_MAX},
 };
+use forebay_service::looking::content::ContentReader;
 use forebay_wire::{Delivered, TrajectoryContent};
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -29,7 +30,6 @@ use super::{
     problem::Failure,
     trajectories::story_on_wire,
 };
-use crate::buffer::content::ContentReader;
 
 /// How many rollouts are unpacked at a time, so that people who look leave the processor to agents and trainers.
 pub(super) const READERS_MAX: usize = 2;
@@ -112,7 +112,7 @@ pub(super) async fn get(
         let text = reader.read(part, move |reader, content| answer(reader, content, now)).await?;
         drop(permit);
         share.shrink(text.len());
-        Ok::<_, crate::buffer::error::BufferError>(paid(Bytes::from(text), share))
+        Ok::<_, forebay_service::error::BufferError>(paid(Bytes::from(text), share))
     });
     let mut response = Body::from(read.await?).into_response();
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));

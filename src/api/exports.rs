@@ -7,6 +7,10 @@ use axum::{extract::State, http::HeaderMap, response::Response};
 use bytes::Bytes;
 use forebay_domain::ids::Run;
 use forebay_exports::batch;
+use forebay_service::{
+    error::BufferError,
+    looking::export::{ExportFilter, ExportReader, Expression},
+};
 use forebay_wire::{ARROW_STREAM, ExportSummary, ExportedRollout, RolloutState, Verdict};
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -20,10 +24,6 @@ use super::{
     pages::{self, Reader},
     params::{self, Query},
     problem::Failure,
-};
-use crate::buffer::{
-    error::BufferError,
-    export::{ExportFilter, ExportReader, Expression},
 };
 
 /// The media type of lines.

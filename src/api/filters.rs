@@ -14,6 +14,7 @@ use forebay_domain::{
         report::{Change, Column, Failed, Report},
     },
 };
+use forebay_service::error::BufferError;
 use forebay_wire::{
     FailedFilter, FilterNames, GroupOutcomes, LookedAt, RolloutOutcomes, TriedChange, TriedGroups, TriedOutcome,
     TriedRollouts, TriedState, TryNote, TryRequest, TryResult, Unjudged,
@@ -27,7 +28,6 @@ use super::{
     params::{self, PolicyPath},
     problem::Failure,
 };
-use crate::buffer::error::BufferError;
 
 /// How many drafts are tried at a time, so that people who try leave the processor to agents and trainers.
 pub(super) const TRIES_MAX: usize = 1;

@@ -19,12 +19,10 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use forebay_domain::{access::Grant, ids::CallerId, session::SessionKey};
+use forebay_service::keyring::{Denied, Keyring};
 
 use super::{Api, body, problem::Failure, roles};
-use crate::{
-    budget::Owner,
-    keyring::{Denied, Keyring},
-};
+use crate::budget::Owner;
 
 /// Media types that a web page may post to another origin without a preflight request.
 const FORM_TYPES: [&str; 3] = ["application/x-www-form-urlencoded", "multipart/form-data", "text/plain"];

@@ -7,6 +7,7 @@ use bytes::Bytes;
 use forebay_domain::{access::Grant, ingest::NewRollout, refusal::Refusal};
 use forebay_formats::{GroupSizes, Importer, Options, Record};
 use forebay_gateway::structure;
+use forebay_service::Buffer;
 use forebay_wire::{ImportReport, Trajectory, Violation};
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -21,7 +22,6 @@ use super::{
     problem::Failure,
     trajectories::{self, BULK_BYTES, BULK_LINES, Line, SegmentMemory},
 };
-use crate::buffer::Buffer;
 
 /// Bytes of a token of a segment in memory: its id, its bit of the mask, and its log-probability.
 const TOKEN_BYTES: usize = 9;

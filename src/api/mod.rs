@@ -55,6 +55,7 @@ use std::{
 
 use axum::{Router, middleware, routing::get};
 use forebay_domain::access::Grant;
+use forebay_service::Buffer;
 use forebay_telemetry::metrics::Metrics;
 use tokio::sync::Semaphore;
 use tower_http::catch_panic::CatchPanicLayer;
@@ -63,10 +64,7 @@ use utoipa_axum::{router::OpenApiRouter, routes};
 use utoipa_swagger_ui::SwaggerUi;
 
 use self::{compression::Compressors, guard::Guard, problem::ErrorBody, refusals::Refusals};
-use crate::{
-    agents::{AgentUrls, Upstreams},
-    buffer::Buffer,
-};
+use crate::agents::{AgentUrls, Upstreams};
 
 pub use body::BodyLimits;
 pub use budget::ByteBudgets;

@@ -12,6 +12,7 @@ use axum::{
     response::{IntoResponse as _, Response},
 };
 use bytes::Bytes;
+use forebay_service::error::BufferError;
 use futures::{TryStreamExt as _, stream};
 
 use super::{
@@ -22,7 +23,6 @@ use super::{
     compression::Compressor,
     problem::Failure,
 };
-use crate::buffer::error::BufferError;
 
 /// How long a request waits for the bytes of its first page. After that it is refused and may be repeated.
 pub(super) const FIRST_PAGE_WAIT: Duration = Duration::from_secs(10);

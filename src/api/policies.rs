@@ -17,6 +17,7 @@ use forebay_domain::{
     states::{BatchState, GroupState},
     tally::Tally,
 };
+use forebay_service::policies::PolicyOverview;
 use forebay_wire::{
     CheckpointRequest, CheckpointResponse, Object, OpenGroup, PolicyList, PolicyRules, PolicyStatus, ReceiptGroup,
     ResetRequest, ResetResponse, ResumeRequest, ResumeResponse, VersionRequest, Waiting, WaitingAsker,
@@ -35,7 +36,6 @@ use super::{
     params::{self, PolicyPath, Query},
     problem::Failure,
 };
-use crate::buffer::policies::PolicyOverview;
 
 /// The most bytes of a version's URI.
 const URI_BYTES_MAX: usize = 2_048;

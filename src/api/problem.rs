@@ -11,12 +11,12 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use forebay_domain::refusal::Refusal;
+use forebay_service::error::BufferError;
 use forebay_store::error::StoreError;
 use forebay_wire::{PROBLEM_JSON, Problem, Violation};
 use serde_json::{Value, json};
 
 use super::Api;
-use crate::buffer::error::BufferError;
 
 /// Seconds to wait before a retry, if nothing better is known.
 const RETRY_AFTER_S: u64 = 1;

@@ -8,6 +8,7 @@ use forebay_domain::{
     samples::page::Page,
     shard::{Division, SHARDS_MAX, Shard},
 };
+use forebay_service::{error::BufferError, samples::SampleReader};
 use forebay_wire::{ARROW_STREAM, Sample, ShardBalance};
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -21,7 +22,6 @@ use super::{
     params::{BatchPath, Query},
     problem::Failure,
 };
-use crate::buffer::{error::BufferError, samples::SampleReader};
 
 /// The size at which a frame is sent.
 const FRAME_BYTES: usize = 1 << 20;

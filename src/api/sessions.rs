@@ -13,6 +13,7 @@ use forebay_domain::{
     refusal::Refusal,
     session::{Delivery, Session, SessionFilter},
 };
+use forebay_service::session::{Abort, Ended, Finish, OpenSession, Turn};
 use forebay_wire::{
     AbortRequest, FinishRequest, ListOrder, SessionBreak, SessionEnded, SessionFinish, SessionInfo, SessionModel,
     SessionOpened, SessionPage, SessionPolicy, SessionRequest, SessionState, SessionTurn, SessionTurns,
@@ -28,10 +29,7 @@ use super::{
     params::{self, Query, SessionPath},
     problem::{Failure, UPSTREAM_NOT_READY},
 };
-use crate::{
-    agents::NoUpstream,
-    buffer::session::{Abort, Ended, Finish, OpenSession, Turn},
-};
+use crate::agents::NoUpstream;
 
 /// The most sessions that one request finishes: more than the roles of an execution.
 const FINISHES_MAX: usize = 256;

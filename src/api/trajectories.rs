@@ -18,6 +18,7 @@ use forebay_domain::{
     refusal::Refusal,
     trajectory::TrajectoryLimits,
 };
+use forebay_service::{Buffer, error::BufferError};
 use forebay_wire::{
     self as wire, BulkLine, ListOrder, Receipt, RolloutState, StoryGroup, TrajectoryPage, TrajectoryStory, Verdict,
 };
@@ -36,7 +37,6 @@ use super::{
     params::{self, Query},
     problem::Failure,
 };
-use crate::buffer::{Buffer, error::BufferError};
 
 /// The most lines of one bulk body.
 const BULK_LINES_MAX: usize = 16_384;

@@ -7,6 +7,10 @@ use forebay_domain::{
     ids::{GroupId, PolicyName},
     looking::explain::{Cause, Finding, Numbers},
 };
+use forebay_service::looking::{
+    insight::Insight,
+    life::{Askable, IdKind, LifeStep, LifeStory},
+};
 use forebay_wire::{
     self as wire, IdMatch, IdWhy, Overview, OverviewPolicy, OverviewReward, OverviewStaleness, PolicyWhy, Role,
     WhyCause, WhyFinding, WhyNumbers,
@@ -20,10 +24,6 @@ use super::{
     openapi::{InvalidQuery, NoSuchPolicy},
     params::{self, PolicyPath, Query},
     problem::Failure,
-};
-use crate::buffer::{
-    insight::Insight,
-    life::{Askable, IdKind, LifeStep, LifeStory},
 };
 
 /// The most policies in a page of the overview.

@@ -7,10 +7,7 @@ use std::{path::PathBuf, sync::Arc};
 
 use anyhow::{Context as _, anyhow, bail};
 use clap::{Args, Subcommand, ValueEnum};
-use forebay::{
-    config::{Config, DatabaseUrl},
-    keyring,
-};
+use forebay::config::{Config, DatabaseUrl};
 use forebay_client::{
     Client, ClientError, ClientOptions, RetryPolicy,
     wire::{ApiKey, KeyCreated, KeyInfo, KeyRequest},
@@ -19,6 +16,7 @@ use forebay_domain::{
     access::key::{KeyFilter, KeyId, NewKey, StoredKey},
     clock::{AnchoredClock, Clock as _, Timestamp},
 };
+use forebay_service::keyring;
 use forebay_store::{
     self as store, OpenError, PayloadOptions, Store,
     ops::{

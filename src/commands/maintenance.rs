@@ -7,12 +7,12 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
-use forebay::buffer::doctor::{self, Diagnosis};
 use forebay_domain::{
     clock::{AnchoredClock, Clock as _},
     health::Health,
     sweep::PayloadMoves,
 };
+use forebay_service::looking::doctor::{self, Diagnosis};
 use forebay_store::{self as store, ObjectsClaim, OpenError, PayloadKind, PayloadOptions, Store, error::StoreError};
 use forebay_telemetry::metrics::Metrics;
 

@@ -12,15 +12,14 @@ use clap::Args;
 use forebay::{
     agents::{AgentOptions, AgentUrls, Agents, Upstreams},
     api::Access,
-    buffer::Buffer,
     config::{AgentsConfig, Config, DEFAULT_DATABASE, check_listen, is_loopback},
     facades::FacadeConfig,
-    keyring::Keyring,
     server::{AgentServer, FacadeServer, Server},
     telemetry::{self, LogFormat},
     tls::Tls,
 };
 use forebay_domain::clock::AnchoredClock;
+use forebay_service::{Buffer, keyring::Keyring};
 use forebay_store::{
     self as store, ObjectsClaim, PayloadKind, PayloadOptions, error::StoreError, ops::gauges::ReadVersions,
 };

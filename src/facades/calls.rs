@@ -6,12 +6,12 @@ use axum::{
 };
 use forebay_domain::{access::Grant, ids::PolicyName};
 use forebay_gateway::{structure, work};
+use forebay_service::reading::Reader;
 
 use super::{Facade, paths::PathConsumer};
 use crate::{
     api::{Caller, Failure, ReadBody, owner, pay, read},
     budget::Owner,
-    buffer::reading::Reader,
 };
 
 /// The caller of a facade. It may access the facade's policy.

@@ -1,6 +1,6 @@
 //! Listeners that speak the protocols of other rollout buffers, so that their clients only change an address.
 //!
-//! A facade is transport, like [`api`](crate::api): it maps the calls of a protocol to the [`buffer`](crate::buffer), and
+//! A facade is transport, like [`api`](crate::api): it maps the calls of a protocol to the [`buffer`](forebay_service), and
 //! keeps nothing in memory, so any replica can answer any call. It is separate from the API because its routes, its
 //! bodies and its errors are those of the protocol. Everything else is shared: keys and their roles, limits and byte
 //! budgets, TLS, metrics and the log.
@@ -24,11 +24,9 @@ use std::{net::SocketAddr, sync::Arc};
 
 use axum::{Router, http::Method, middleware};
 use forebay_domain::ids::PolicyName;
+use forebay_service::Buffer;
 
-use crate::{
-    api::{Api, Failure, Needs},
-    buffer::Buffer,
-};
+use crate::api::{Api, Failure, Needs};
 
 /// A facade as it is configured.
 #[derive(Clone, Debug)]

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use forebay::buffer::lease::{LeaseRequest, Leased};
 use forebay_domain::{
     batch::{BatchSize, PackedEnvironment, Packing},
     ids::{PolicyName, RequestId},
     lease::Batch,
 };
+use forebay_service::lease::{LeaseRequest, Leased};
 use serde_json::{Value, json};
 
 use crate::support::{TestApp, group, on_both_stores, rollout, with};

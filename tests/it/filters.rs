@@ -16,7 +16,7 @@ const LITERAL_REASONS: &str =
 #[test]
 fn the_service_gives_only_reasons_that_are_in_its_list() {
     let literal = regex::Regex::new(LITERAL_REASONS).expect("the pattern is valid");
-    let mut folders = ["src/buffer", "crates/store/src", "crates/domain/src"]
+    let mut folders = ["crates/service/src", "crates/store/src", "crates/domain/src"]
         .map(|folder| Path::new(env!("CARGO_MANIFEST_DIR")).join(folder))
         .to_vec();
     let mut found = Vec::new();

@@ -6,11 +6,11 @@ mod opening;
 
 use std::time::Duration;
 
-use forebay::buffer::{
+use forebay_domain::{refusal::Refusal, session::RecordedCall};
+use forebay_service::{
     error::BufferError,
     session::{CallPermit, NewCall},
 };
-use forebay_domain::{refusal::Refusal, session::RecordedCall};
 use forebay_wire::VersionSpan;
 use serde_json::{Value, json};
 

@@ -5,15 +5,15 @@ use std::{path::PathBuf, sync::Arc};
 use anyhow::{Context as _, anyhow};
 use arrow_array::RecordBatch;
 use clap::Args;
-use forebay::buffer::{
-    error::BufferError,
-    export::{self, ExportFilter, ExportReader, Expression},
-};
 use forebay_client::{
     Client, ClientError, ClientOptions, Export, RetryPolicy,
     wire::{ApiKey, ExportCounts, ExportSummary, ExportedRollout},
 };
 use forebay_domain::{ids::Run, refusal::Refusal};
+use forebay_service::{
+    error::BufferError,
+    looking::export::{self, ExportFilter, ExportReader, Expression},
+};
 use forebay_store::{self as store, Store};
 use forebay_telemetry::metrics::Metrics;
 use serde::Deserialize;

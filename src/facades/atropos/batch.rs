@@ -17,6 +17,13 @@ use axum::{
 use bytes::Bytes;
 use flate2::{Compression, write::GzEncoder};
 use forebay_domain::{batch::BatchSize, lease::Batch, refusal::Refusal, samples::page::Page};
+use forebay_service::{
+    Buffer,
+    error::BufferError,
+    lease::{Holder, LeaseRequest},
+    reading::Reader,
+    samples::{NEWEST_BYTES_MAX, SampleReader},
+};
 use forebay_wire::Sample;
 use futures::{StreamExt as _, stream};
 use serde_json::json;
@@ -24,13 +31,6 @@ use serde_json::json;
 use super::{Atropos, NAME, convert, run::Run};
 use crate::{
     api::{Failure, Share, accepts_gzip, paid, stopped},
-    buffer::{
-        Buffer,
-        error::BufferError,
-        lease::{Holder, LeaseRequest},
-        reading::Reader,
-        samples::{NEWEST_BYTES_MAX, SampleReader},
-    },
     facades::calls::Call,
 };
 

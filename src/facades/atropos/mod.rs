@@ -32,6 +32,7 @@ use axum::{
     routing::{get, post as post_to},
 };
 use forebay_domain::refusal::Refusal;
+use forebay_service::error::BufferError;
 use forebay_wire::{
     Role::{self, Admin, Produce, Read, Train},
     Trajectory, Violation,
@@ -50,10 +51,7 @@ use super::{
     calls::{Call, Posted},
     needs_of,
 };
-use crate::{
-    api::{Failure, Needs},
-    buffer::error::BufferError,
-};
+use crate::api::{Failure, Needs};
 
 /// The name of the protocol in leases.
 const NAME: &str = "atropos";

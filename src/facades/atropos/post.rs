@@ -25,6 +25,7 @@ use forebay_domain::{
     ingest::{Ingested, NewRollout},
     refusal::Refusal,
 };
+use forebay_service::{Buffer, error::BufferError};
 use forebay_wire::Violation;
 use hyper::body::{Frame, SizeHint};
 use serde_json::{Value, json};
@@ -39,7 +40,6 @@ use super::{
 use crate::{
     api::{Failure, ReadBody, pay, stopped},
     budget::Shares,
-    buffer::{Buffer, error::BufferError},
 };
 
 /// Bodies up to this size are decoded on the thread of the request.

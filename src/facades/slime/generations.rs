@@ -8,9 +8,10 @@
 //! same group.
 
 use forebay_domain::ids::{ExecutionId, GroupId, PolicyName};
+use forebay_service::Buffer;
 use forebay_store::error::StoreError;
 
-use crate::{buffer::Buffer, facades::slime::item::Item};
+use crate::facades::slime::item::Item;
 
 /// The generation of an instance that an item is written to.
 #[derive(Clone, Debug, PartialEq, Eq)]

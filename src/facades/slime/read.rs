@@ -10,6 +10,7 @@ use axum::{
 };
 use bytes::Bytes;
 use forebay_domain::{batch::BatchSize, lease::Batch, samples::page::Page};
+use forebay_service::{Buffer, error::BufferError, lease::Holder, reading::Reader, samples::SampleReader};
 use forebay_wire::Sample;
 use futures::{StreamExt as _, stream};
 use serde_json::json;
@@ -17,7 +18,6 @@ use serde_json::json;
 use super::{NAME, Slime, generations::instance_of, item, number, options};
 use crate::{
     api::{Failure, ReadBody, paid, stopped},
-    buffer::{Buffer, error::BufferError, lease::Holder, reading::Reader, samples::SampleReader},
     facades::calls::{Call, Posted},
 };
 

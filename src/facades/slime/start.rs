@@ -5,13 +5,13 @@
 
 use axum::{Json, extract::State};
 use forebay_domain::{ids::PolicyName, trajectory::GROUP_SIZE_MAX};
+use forebay_service::{Buffer, error::BufferError};
 use forebay_store::ops::policy::FindPolicy;
 use serde_json::{Value, json};
 
 use super::{NAME, Slime, number, options};
 use crate::{
     api::{Failure, ReadBody, parse_rules},
-    buffer::{Buffer, error::BufferError},
     facades::calls::{Call, Posted},
 };
 

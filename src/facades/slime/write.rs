@@ -15,6 +15,7 @@ use forebay_domain::{
     refusal::Refusal,
     states::Verdict,
 };
+use forebay_service::{Buffer, error::BufferError};
 use forebay_store::error::StoreError;
 use forebay_wire::Violation;
 use futures::stream;
@@ -28,7 +29,6 @@ use super::{
 };
 use crate::{
     api::{Failure, ReadBody, paid, stopped},
-    buffer::{Buffer, error::BufferError},
     facades::calls::{Call, Posted},
 };
 

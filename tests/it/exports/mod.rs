@@ -3,12 +3,12 @@
 mod columns;
 mod command;
 
-use forebay::buffer::export::ExportFilter;
 use forebay_domain::{
     ids::PolicyName,
     looking::export::{ExportCursor, ExportPage},
     policies::Policy,
 };
+use forebay_service::looking::export::ExportFilter;
 use forebay_store::ops::{exports::LastRollout, policy::FindPolicy};
 use serde_json::{Value, json};
 

@@ -9,10 +9,7 @@ use std::{
     sync::{Arc, Mutex, Once, PoisonError},
 };
 
-use forebay::{
-    buffer::{Buffer, lease::Holder, reading::Reader},
-    config::Config,
-};
+use forebay::config::Config;
 use forebay_domain::{
     batch::BatchSize,
     clock::{AnchoredClock, Clock as _, Timestamp},
@@ -26,6 +23,7 @@ use forebay_domain::{
     session::{CallHead, Delivery, FindAnswer, RecordCall, SessionBounds, SessionFilter, notes::SessionNotes},
     states::SessionState,
 };
+use forebay_service::{Buffer, lease::Holder, reading::Reader};
 use forebay_store::{
     self as store, Store,
     ops::{

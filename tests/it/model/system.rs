@@ -9,15 +9,7 @@ mod sessions;
 
 use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
 
-use forebay::{
-    buffer::{
-        Buffer, doctor,
-        error::BufferError,
-        lease::{LeaseRequest, Leased},
-        session::CallPermit,
-    },
-    config::Config,
-};
+use forebay::config::Config;
 use forebay_domain::{
     clock::{Clock as _, Timestamp},
     groups::Group,
@@ -28,6 +20,13 @@ use forebay_domain::{
     looking::ledger::{GroupFilter, Story, StoryFilter},
     refusal::Refusal,
     session::SessionKey,
+};
+use forebay_service::{
+    Buffer,
+    error::BufferError,
+    lease::{LeaseRequest, Leased},
+    looking::doctor,
+    session::CallPermit,
 };
 use forebay_store as store;
 use forebay_telemetry::metrics::Metrics;
@@ -329,8 +328,8 @@ impl System {
         }
     }
 
-    fn holder(&self, holder: Holder) -> forebay::buffer::lease::Holder {
-        forebay::buffer::lease::Holder {
+    fn holder(&self, holder: Holder) -> forebay_service::lease::Holder {
+        forebay_service::lease::Holder {
             batch_id: self.batch_id(holder.batch),
             lease: holder.lease.map_or(LeaseToken::presented("forged"), |lease| self.leases[lease].clone()),
             epoch: holder.epoch.map(Epoch),

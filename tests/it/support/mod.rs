@@ -19,9 +19,7 @@ use std::{
 use forebay::{
     agents::{AgentUrls, Agents, Upstreams},
     api::Access,
-    buffer::{Buffer, doctor},
     config::Config,
-    keyring::{self, Keyring},
     server::{AgentServer, FacadeServer, Server},
     tls::Tls,
 };
@@ -31,6 +29,11 @@ use forebay_domain::{
     clock::{Clock, Timestamp},
 };
 use forebay_gateway::engine::{EngineKind, FakeEngine};
+use forebay_service::{
+    Buffer,
+    keyring::{self, Keyring},
+    looking::doctor,
+};
 use forebay_store::{self as store, Store};
 use forebay_telemetry::metrics::Metrics;
 use forebay_wire::Role;

@@ -21,9 +21,7 @@ use axum::{
 use forebay::{
     agents::{AgentUrls, Agents, Upstreams},
     api::Access,
-    buffer::Buffer,
     config::{AgentsConfig, Config},
-    keyring::Keyring,
     server::{AgentServer, FacadeServer, Server},
 };
 use forebay_client::{
@@ -31,6 +29,8 @@ use forebay_client::{
     wire::{Segment, Status, Trajectory},
 };
 use forebay_domain::clock::AnchoredClock;
+use forebay_service::Buffer;
+use forebay_service::keyring::Keyring;
 use forebay_store as store;
 use forebay_telemetry::metrics::Metrics;
 use forebay_trainer::{

@@ -1,13 +1,13 @@
 //! The history of a policy against its tallies: what the buckets of a series have adds up to what was counted, whenever
 //! snapshots were taken or thinned out.
 
-use forebay::buffer::error::BufferError;
 use forebay_domain::{
     clock::{Clock as _, Timestamp},
     looking::history::{Metric, SeriesRequest},
     states::Verdict,
     tally::{LeaseEvent, Tallies, Tally},
 };
+use forebay_service::error::BufferError;
 
 use super::{ALL, PolicyNumber, StoryFilter, System, policy_name};
 

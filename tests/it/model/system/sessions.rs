@@ -3,13 +3,13 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use forebay::buffer::{
-    error::BufferError,
-    session::{self, Abort, CallPermit, Finish, NewCall, OpenSession},
-};
 use forebay_domain::{
     ids::SessionId,
     session::{Session, SessionFilter, SessionOutcome},
+};
+use forebay_service::{
+    error::BufferError,
+    session::{self, Abort, CallPermit, Finish, NewCall, OpenSession},
 };
 use forebay_wire::{self as wire, AbortRequest, SessionAssembly, SessionFinish, SessionModel, SessionRequest};
 use futures::FutureExt as _;

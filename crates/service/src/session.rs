@@ -1,0 +1,72 @@
+//! Sessions: the calls of an agent to an inference engine are recorded, and become its rollouts when the session ends.
+//!
+//! It is beside the other stages: opening a session is an [`admission`](crate::admission), its end is an
+//! [`ingest`](crate::ingest) of trajectories that are assembled from the calls. The agent's requests and the engines
+//! belong to another module; this one receives finished calls.
+//!
+//! - `open`: checks what ingest would refuse at the end, and reserves room.
+//! - `record`: permits calls and stores them. `paths` finds what a prompt shares with earlier calls.
+//! - `delivery`: whether agents received the answers.
+//! - `recent`: what is kept in memory of the sessions that were active last.
+//! - `in_flight`: the calls of this process that have not ended.
+//! - `ending`: what a request wants of the end of a session.
+//! - `end`: has the calls assembled and ingests the rollouts; the session ends in the same transaction.
+//! - `rollouts`: assembles the calls. `breaks` finds out why prompts do not continue earlier calls.
+//! - `teacher`: has a teacher score the segments between assembling and ingest.
+//! - `calls`: the calls of a session as the assembler needs them.
+//! - `texts`: the calls of a session with their requests and answers.
+
+pub use crate::session::{
+    calls::{CallOutcome, Divergence, Turn},
+    end::Ended,
+    ending::{Abort, Finish},
+    open::{OpenSession, Opened},
+    recent::{KnownCalls, RecentSessions},
+    record::{CallPermit, NewCall, Replayed},
+    texts::{CallText, RecordedText, RecordedTexts, TextPage},
+};
+pub(crate) use crate::session::{
+    delivery::Delivered,
+    end::expire,
+    in_flight::InFlight,
+    record::{PathCache, path_cache},
+};
+
+mod breaks;
+mod calls;
+mod delivery;
+mod end;
+mod ending;
+mod in_flight;
+mod open;
+mod recent;
+mod record;
+mod rollouts;
+mod teacher;
+mod texts;
+
+use forebay_domain::{
+    ids::SessionId,
+    pages::Page,
+    refusal::Refusal,
+    session::{Session, SessionFilter},
+};
+use forebay_store::ops::session::FindSession;
+use tracing::instrument;
+
+use crate::{Buffer, error::BufferError, policies};
+
+impl Buffer {
+    /// One session.
+    #[instrument(level = "debug", skip_all, fields(session.id = %session_id))]
+    pub async fn session(&self, session_id: SessionId) -> Result<Session, BufferError> {
+        Ok(self.store.read(FindSession(session_id)).await?.ok_or(Refusal::Unknown("the session"))?)
+    }
+
+    /// Sessions that record rollouts of a policy, in the order in which they were opened.
+    #[instrument(level = "debug", skip_all)]
+    pub async fn sessions(&self, filter: SessionFilter) -> Result<Page<Session>, BufferError> {
+        policies::existing_policy(self, &filter.policy).await?;
+        Ok(self.store.read(filter).await?)
+    }
+}
