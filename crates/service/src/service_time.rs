@@ -8,6 +8,7 @@
 //! the database's clock doubtful, it asks the running replicas first. A process that owns its database uses the clock
 //! of its machine, and continues from the latest stored time.
 
+use forebay_store::ops::clock::AskClock;
 use std::time::Duration;
 
 use forebay_domain::{
@@ -103,7 +104,7 @@ pub(crate) async fn start_clock(buffer: &Buffer) -> Result<(), StoreError> {
 /// Reads the clock after a running replica has had the time to check it. If none is running, the reading is returned as
 /// it is.
 async fn ask_replicas(buffer: &Buffer) -> Result<ClockReading, StoreError> {
-    let question = buffer.store.ask_clock().await?;
+    let question = buffer.store.write(AskClock).await?;
     let deadline = Instant::now() + ANSWER_TIMEOUT;
     loop {
         let reading = buffer.store.read(ReadClock).await?;
@@ -173,7 +174,7 @@ impl Buffer {
 async fn correct(buffer: &Buffer, reading: &ClockReading, time: Timestamp, is: Timestamp) -> Result<bool, StoreError> {
     let step_us = time.micros_since(is);
     let to_us = reading.offset_us - step_us;
-    let corrected = buffer.store.correct_clock(CorrectClock { from_us: reading.offset_us, to_us, now: is }).await?;
+    let corrected = buffer.store.write(CorrectClock { from_us: reading.offset_us, to_us, now: is }).await?;
     if corrected {
         tracing::warn!(
             step_us,

@@ -2,6 +2,7 @@
 //!
 //! Every replica sweeps. The conditions of the store's statements make concurrent sweeps harmless.
 
+use forebay_store::ops::sweep::Probe;
 use std::time::{Duration, Instant};
 
 use forebay_domain::{
@@ -83,7 +84,7 @@ impl Buffer {
 async fn probe_payloads(buffer: &Buffer) {
     let mut health = buffer.health.clone();
     while health.wait_for(|health| *health == Health::WithoutPayloads).await.is_ok() {
-        if let Err(error) = buffer.store.probe().await {
+        if let Err(error) = buffer.store.write(Probe).await {
             tracing::debug!(error = %error, "payloads still cannot be stored");
             tokio::time::sleep(SWEEP_INTERVAL).await;
         }

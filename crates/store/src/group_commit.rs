@@ -113,12 +113,7 @@ mod tests {
     use tracing_subscriber::layer::SubscriberExt as _;
 
     use super::*;
-    use crate::{
-        dialect::{Op, Sqlite},
-        health::HealthReporter,
-        open::PayloadOptions,
-        peers::Peers,
-    };
+    use crate::{dialect::Sqlite, health::HealthReporter, op::Op, open::PayloadOptions, peers::Peers};
     use forebay_domain::{clock::Timestamp, formats::payload::Codec};
     use forebay_telemetry::metrics::Metrics;
     use forebay_telemetry::requests::{RequestIdsLayer, request_ids};
@@ -132,7 +127,6 @@ mod tests {
         requests: Mutex<Vec<String>>,
     }
 
-    #[async_trait::async_trait]
     impl Dialect for Second {
         const PAYLOADS: Codec = Sqlite::PAYLOADS;
         const INGESTS: usize = 1;

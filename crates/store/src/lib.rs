@@ -13,6 +13,7 @@ pub mod error;
 mod group_commit;
 mod health;
 mod object_care;
+mod op;
 mod open;
 pub mod ops;
 mod payloads;

@@ -7,9 +7,9 @@
 mod postgres;
 mod sqlite;
 
+use crate::op::Op;
 use std::sync::Arc;
 
-use async_trait::async_trait;
 use forebay_domain::formats::payload::Codec;
 
 use super::{
@@ -17,7 +17,6 @@ use super::{
     object_care::ObjectCare,
     payloads::PlaceReader,
     segment_files::{Objects, Standing},
-    sql::Tx,
 };
 use crate::{error::StoreError, peers::Peers};
 
@@ -26,42 +25,7 @@ pub(super) use sqlite::{
     Files, MODE, Names, SEGMENTS, Sqlite, SqliteReading, folder_of, mark_copy, missing_from, sync_folder, with_suffix,
 };
 
-/// One atomic operation on the store, as a value: it may run again when the database asks for a retry.
-#[async_trait]
-pub trait Op: Send + Sync + 'static {
-    /// The answer once the operation is committed.
-    type Output: Send + 'static;
-
-    /// The queue in which it waits.
-    const CLASS: Class = Class::Control;
-
-    /// Whether it is skipped if its caller has gone before it commits. A lease granted to a caller that has gone would
-    /// only block the batch.
-    const ABANDONABLE: bool = false;
-
-    /// Whether its commit shows that the database can write. Most other operations may have nothing to write.
-    const PROBES: bool = false;
-
-    /// The number of bytes that it writes, for bounding a commit.
-    fn bytes(&self) -> usize {
-        0
-    }
-
-    /// Runs inside a transaction. An error rolls back all its changes.
-    async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError>;
-}
-
-/// The queue in which an operation waits: leases and acks never wait behind megabytes of payload.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Class {
-    /// Small and urgent.
-    Control,
-    /// Ingest.
-    Bulk,
-}
-
 /// A database that runs operations.
-#[async_trait]
 pub(super) trait Dialect: Send + Sync + 'static {
     /// The form in which payloads are packed.
     const PAYLOADS: Codec;
@@ -73,14 +37,14 @@ pub(super) trait Dialect: Send + Sync + 'static {
     const APPENDS_TALLIES: bool = false;
 
     /// Runs an operation that writes, and answers after its commit is durable. It continues if the caller is dropped.
-    async fn write<O: Op>(&self, op: O) -> Result<O::Output, StoreError>;
+    fn write<O: Op>(&self, op: O) -> impl Future<Output = Result<O::Output, StoreError>> + Send;
 
     /// Runs an operation that only reads, on a consistent snapshot.
-    async fn read<O: Op>(&self, op: O) -> Result<O::Output, StoreError>;
+    fn read<O: Op>(&self, op: O) -> impl Future<Output = Result<O::Output, StoreError>> + Send;
 
     /// What the database lacks of its schema, as far as it does not find this out itself.
-    async fn missing(&self) -> Result<Vec<String>, StoreError> {
-        Ok(Vec::new())
+    fn missing(&self) -> impl Future<Output = Result<Vec<String>, StoreError>> + Send {
+        async { Ok(Vec::new()) }
     }
 
     /// What reads payloads that are not in the database, if there can be any.
@@ -100,8 +64,12 @@ pub(super) trait Dialect: Send + Sync + 'static {
 
     /// Proves that the database owns its objects, which may have been copied or adopted since. `has_owned`: it did at the
     /// last proof.
-    async fn prove_ownership(&self, _objects: &Objects, _has_owned: bool) -> Result<Standing, StoreError> {
-        Ok(Standing::Unclaimed)
+    fn prove_ownership(
+        &self,
+        _objects: &Objects,
+        _has_owned: bool,
+    ) -> impl Future<Output = Result<Standing, StoreError>> + Send {
+        async { Ok(Standing::Unclaimed) }
     }
 
     /// The connection to the other replicas, if the database can be shared.
@@ -111,5 +79,5 @@ pub(super) trait Dialect: Send + Sync + 'static {
     fn health_reporter(&self) -> &HealthReporter;
 
     /// Flushes and closes the database.
-    async fn close(&self);
+    fn close(&self) -> impl Future<Output = ()> + Send;
 }

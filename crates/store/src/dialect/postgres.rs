@@ -13,19 +13,18 @@ mod probe;
 mod session;
 mod tls;
 
-use std::{sync::Arc, time::Duration};
-
-use async_trait::async_trait;
 use forebay_domain::formats::payload::Codec;
 use forebay_telemetry::metrics::StoreMetrics;
 use sqlx::{Connection as _, PgConnection, PgPool, pool::PoolConnectionMetadata, postgres::PgPoolOptions};
+use std::{sync::Arc, time::Duration};
 use tracing::{Instrument as _, instrument};
 
 use self::{
     channel::Channel,
     session::{Kind, Session},
 };
-use super::{Dialect, Op};
+use super::Dialect;
+use crate::op::Op;
 use crate::{
     error::{DatabaseFailure, StoreError, is_conflict},
     health::HealthReporter,
@@ -116,7 +115,6 @@ impl Postgres {
     }
 }
 
-#[async_trait]
 impl Dialect for Postgres {
     const PAYLOADS: Codec = Codec::Columns;
 

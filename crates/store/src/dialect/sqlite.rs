@@ -15,6 +15,13 @@ mod segments;
 mod temporary;
 mod writer;
 
+use forebay_domain::{formats::payload::Codec, ids::KeyForm};
+use forebay_telemetry::metrics::StoreMetrics;
+use sqlx::{
+    AssertSqlSafe, Connection as _, Row as _, SqliteConnection,
+    migrate::Migrator,
+    sqlite::{SqliteAutoVacuum, SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous},
+};
 use std::{
     path::{Path, PathBuf},
     sync::{
@@ -24,22 +31,14 @@ use std::{
     time::Duration,
 };
 
-use async_trait::async_trait;
-use forebay_domain::{formats::payload::Codec, ids::KeyForm};
-use forebay_telemetry::metrics::StoreMetrics;
-use sqlx::{
-    AssertSqlSafe, Connection as _, Row as _, SqliteConnection,
-    migrate::Migrator,
-    sqlite::{SqliteAutoVacuum, SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous},
-};
-
 use self::{
     direct::Direct,
     readers::Readers,
     temporary::Temporary,
     writer::{Handle, Payloads},
 };
-use super::{Dialect, Op};
+use super::Dialect;
+use crate::op::Op;
 use crate::{
     error::StoreError,
     health::HealthReporter,
@@ -249,7 +248,6 @@ async fn check_version(connection: &mut SqliteConnection) -> Result<(), OpenErro
     Err(OpenError::Settings(format!("SQLite {version} can corrupt its log: 3.51.3 or newer is needed")))
 }
 
-#[async_trait]
 impl Dialect for Sqlite {
     const PAYLOADS: Codec = Codec::Columns;
 
@@ -308,7 +306,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        dialect::Class,
+        op::Class,
         sql::{Statement, Tx, args},
     };
     use forebay_telemetry::metrics::Metrics;
@@ -320,7 +318,6 @@ mod tests {
         fails: bool,
     }
 
-    #[async_trait]
     impl Op for Writes {
         type Output = ();
 
@@ -338,7 +335,6 @@ mod tests {
 
     struct Rows;
 
-    #[async_trait]
     impl Op for Rows {
         type Output = Vec<String>;
 
@@ -408,7 +404,6 @@ mod tests {
     /// Leaves twice as many free pages as are kept for the next rollouts.
     struct Frees;
 
-    #[async_trait]
     impl Op for Frees {
         type Output = ();
 
@@ -425,7 +420,6 @@ mod tests {
 
     struct FreePages;
 
-    #[async_trait]
     impl Op for FreePages {
         type Output = i64;
 
@@ -452,7 +446,6 @@ mod tests {
 
     struct Form;
 
-    #[async_trait]
     impl Op for Form {
         type Output = KeyForm;
 
@@ -476,7 +469,6 @@ mod tests {
         panics: bool,
     }
 
-    #[async_trait]
     impl Op for Breaks {
         type Output = ();
 

@@ -3,12 +3,6 @@
 
 mod standing;
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    sync::LazyLock,
-};
-
-use async_trait::async_trait;
 use forebay_domain::{
     admission::{
         Admit, Admitted, Backlog, Room, RoomRequest,
@@ -22,11 +16,15 @@ use forebay_domain::{
     states::{GroupState, RolloutState},
     tally::Tally,
 };
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::LazyLock,
+};
 
 use super::{fill, ingest::Incoming, policy};
 use crate::{
-    dialect::Op,
     error::StoreError,
+    op::Op,
     sql::{Arg, Statement, Tx, among_keys, args, key_list, locking},
     tally::TallyDelta,
 };
@@ -47,7 +45,6 @@ macro_rules! select_admissions {
     };
 }
 
-#[async_trait]
 impl Op for Admit {
     type Output = Result<Admitted, Refusal>;
 
@@ -392,7 +389,6 @@ pub struct ExpireAdmissions {
     pub limit: u32,
 }
 
-#[async_trait]
 impl Op for ExpireAdmissions {
     type Output = u64;
 

@@ -1,12 +1,10 @@
 //! Consumers that wait for a batch, at whichever replica.
-
-use async_trait::async_trait;
 use forebay_domain::{askers::Asker, clock::Timestamp, ids::PolicyPk};
 
 use super::policy;
 use crate::{
-    dialect::Op,
     error::StoreError,
+    op::Op,
     sql::{Statement, Tx, args},
 };
 
@@ -16,7 +14,6 @@ pub struct WriteAskers {
     pub now: Timestamp,
 }
 
-#[async_trait]
 impl Op for WriteAskers {
     type Output = ();
 

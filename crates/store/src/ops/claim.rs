@@ -8,9 +8,6 @@ mod metrics;
 mod ready;
 pub(super) mod turns;
 
-use std::collections::HashSet;
-
-use async_trait::async_trait;
 use forebay_domain::{
     batch::{BatchSize, Candidate, select},
     ids::BatchPk,
@@ -23,6 +20,7 @@ use forebay_domain::{
     weights::BatchWeights,
 };
 use forebay_wire::BatchOrder;
+use std::collections::HashSet;
 
 use self::{
     line::{Found, Line},
@@ -31,12 +29,11 @@ use self::{
 };
 use super::{askers, batch, name_of, policy, sweep};
 use crate::{
-    dialect::Op,
     error::StoreError,
+    op::Op,
     sql::{Statement, Tx, among_keys, args, key_list},
 };
 
-#[async_trait]
 impl Op for Claim {
     type Output = Result<ClaimAnswer, Refusal>;
 

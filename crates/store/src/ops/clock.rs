@@ -1,22 +1,19 @@
 //! The clock that replicas share, in one row: the offset to the database's clock, and the time that the service has
 //! reached.
-
-use async_trait::async_trait;
 use forebay_domain::{
     clock::Timestamp,
     service_time::{ClockReading, CorrectClock},
 };
 
 use crate::{
-    dialect::Op,
     error::StoreError,
+    op::Op,
     sql::{Statement, Tx, args},
 };
 
 /// Reads the clock, and the time that the service has reached.
 pub struct ReadClock;
 
-#[async_trait]
 impl Op for ReadClock {
     type Output = ClockReading;
 
@@ -49,9 +46,10 @@ pub(crate) struct MarkClock {
     pub answers: Option<i64>,
 }
 
-#[async_trait]
 impl Op for MarkClock {
     type Output = ();
+
+    const IS_WORK: bool = false;
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<(), StoreError> {
         const MARK_CLOCK: Statement = Statement::new(
@@ -69,9 +67,10 @@ impl Op for MarkClock {
     }
 }
 
-#[async_trait]
 impl Op for CorrectClock {
     type Output = bool;
+
+    const IS_WORK: bool = false;
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<bool, StoreError> {
         // If several replicas detect the same step, only one of them corrects the offset.
@@ -85,11 +84,12 @@ impl Op for CorrectClock {
     }
 }
 
-pub(crate) struct AskClock;
+pub struct AskClock;
 
-#[async_trait]
 impl Op for AskClock {
     type Output = i64;
+
+    const IS_WORK: bool = false;
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<i64, StoreError> {
         const ASK_CLOCK: Statement = Statement::new(

@@ -1,6 +1,4 @@
 //! One rollout with what is needed to look into its payload.
-
-use async_trait::async_trait;
 use forebay_domain::{
     clock::Timestamp,
     ids::RolloutPk,
@@ -15,12 +13,11 @@ use super::{
     samples::{read_member, select_members},
 };
 use crate::{
-    dialect::Op,
     error::StoreError,
+    op::Op,
     sql::{Statement, Tx, args},
 };
 
-#[async_trait]
 impl Op for FindContent {
     type Output = Option<StoredContent>;
 

@@ -2,9 +2,6 @@
 //!
 //! A page examines a bounded number of groups and of rollouts, and both are found by an index.
 
-use std::collections::HashMap;
-
-use async_trait::async_trait;
 use forebay_domain::{
     clock::Timestamp,
     formats::codes,
@@ -14,18 +11,18 @@ use forebay_domain::{
     rules::Rules,
     states::{GroupState, Verdict},
 };
+use std::collections::HashMap;
 
 use super::{names, trained_spans};
 use crate::{
-    dialect::Op,
     error::StoreError,
+    op::Op,
     sql::{Row, Statement, Tx, among_keys, args, key_list},
 };
 
 /// Rollouts of one page. A group with more is passed over.
 const ROLLOUTS_MAX: u64 = 4_096;
 
-#[async_trait]
 impl Op for FindPastGroups {
     type Output = PastGroups;
 
@@ -164,7 +161,6 @@ fn read_rollout(mut row: Row) -> Result<PastRollout, StoreError> {
 /// The versions of a policy and when each was published, in the order of the versions.
 pub struct ListPublished(pub PolicyPk);
 
-#[async_trait]
 impl Op for ListPublished {
     type Output = Vec<(Version, Timestamp)>;
 

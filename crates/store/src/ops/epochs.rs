@@ -1,6 +1,4 @@
 //! After a restore, every policy begins an epoch, so that trainers from before the restore are refused and must resume.
-
-use async_trait::async_trait;
 use forebay_domain::{
     ids::{BatchPk, Epoch, PolicyPk},
     states::BatchMove,
@@ -8,8 +6,8 @@ use forebay_domain::{
 
 use super::{batch, lineage, policy};
 use crate::{
-    dialect::Op,
     error::StoreError,
+    op::Op,
     sql::{Statement, Tx, args},
 };
 
@@ -17,7 +15,6 @@ use crate::{
 /// policies.
 pub struct BeginEpochs(pub Epoch);
 
-#[async_trait]
 impl Op for BeginEpochs {
     type Output = u64;
 

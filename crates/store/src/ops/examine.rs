@@ -1,9 +1,6 @@
 //! Diagnosis: reads every row and compares it with the rows that refer to it. This takes long, so neither metrics nor
 //! requests may use it.
 
-use std::collections::BTreeMap;
-
-use async_trait::async_trait;
 use forebay_domain::{
     ids::{GroupPk, PolicyName},
     looking::diagnosis::{Contradiction, Examination},
@@ -11,14 +8,15 @@ use forebay_domain::{
     states::{BatchState, GroupState, RolloutState, Verdict, rollout_state},
     tally::Tally,
 };
+use std::collections::BTreeMap;
 
 use super::{
     policy::ReadTallies,
     samples::{read_member, select_members},
 };
 use crate::{
-    dialect::Op,
     error::StoreError,
+    op::Op,
     sql::{Row, Statement, Tx, args},
 };
 
@@ -31,7 +29,6 @@ const KEYS_PAGE: i64 = 10_000;
 /// Reads every row and compares it with the rows that refer to it.
 pub struct Examine;
 
-#[async_trait]
 impl Op for Examine {
     type Output = Examination;
 
@@ -401,7 +398,6 @@ fn count(counts: &mut Counts, row: &mut Row, tally: Tally) -> Result<(), StoreEr
 /// The faults that a database finds in its own file. Empty on Postgres, whose server checks its files itself.
 pub(crate) struct Integrity;
 
-#[async_trait]
 impl Op for Integrity {
     type Output = Vec<String>;
 
@@ -436,7 +432,6 @@ pub struct GroupMembers {
     pub groups: u32,
 }
 
-#[async_trait]
 impl Op for GroupMembers {
     type Output = Vec<BatchMember>;
 

@@ -1,6 +1,4 @@
 //! The ledger by executions: which group an execution has reached.
-
-use async_trait::async_trait;
 use forebay_domain::{
     ids::{ExecutionId, PolicyName, Run},
     looking::ledger::LatestGroup,
@@ -8,8 +6,8 @@ use forebay_domain::{
 
 use super::policy;
 use crate::{
-    dialect::Op,
     error::StoreError,
+    op::Op,
     sql::{Statement, Tx, args},
 };
 
@@ -19,7 +17,6 @@ pub struct FindLatestGroup {
     pub execution_id: ExecutionId,
 }
 
-#[async_trait]
 impl Op for FindLatestGroup {
     type Output = Option<LatestGroup>;
 

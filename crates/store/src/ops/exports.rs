@@ -3,20 +3,18 @@
 //! A page examines a bounded number of groups and of rollouts, and both are found by an index. Groups whose payloads are
 //! purged are passed over without reading their rollouts.
 
-use std::collections::HashMap;
-
-use async_trait::async_trait;
 use forebay_domain::{
     clock::Timestamp,
     ids::{GroupPk, RolloutPk, Run, Step},
     looking::export::{ExportCursor, ExportMember, ExportPage, ExportedPage},
     states::{BatchState, GroupState, rollout_state},
 };
+use std::collections::HashMap;
 
 use super::samples::read_sealed;
 use crate::{
-    dialect::Op,
     error::StoreError,
+    op::Op,
     sql::{Row, Statement, Tx, among_keys, args, key_list},
 };
 
@@ -29,7 +27,6 @@ const ROLLOUTS_MAX: u32 = 1_024;
 /// The last rollout that was received, of whichever policy.
 pub struct LastRollout;
 
-#[async_trait]
 impl Op for LastRollout {
     type Output = RolloutPk;
 
@@ -59,7 +56,6 @@ struct ExportGroup {
     step: Option<Step>,
 }
 
-#[async_trait]
 impl Op for ExportPage {
     type Output = ExportedPage;
 

@@ -1,6 +1,4 @@
 //! Foreign protocols: their state, and reads of the line of ready groups.
-
-use async_trait::async_trait;
 use forebay_domain::{
     facades::{FacadeState, ReadyGroup},
     ids::PolicyName,
@@ -9,8 +7,8 @@ use forebay_domain::{
 
 use super::samples::{read_member, select_members};
 use crate::{
-    dialect::Op,
     error::StoreError,
+    op::Op,
     sql::{Row, Statement, Tx, args},
 };
 
@@ -23,7 +21,6 @@ pub struct FindFacadeState {
     pub known: u64,
 }
 
-#[async_trait]
 impl Op for FindFacadeState {
     type Output = Option<FacadeState>;
 
@@ -45,7 +42,6 @@ pub struct WriteFacadeState {
     pub state: FacadeState,
 }
 
-#[async_trait]
 impl Op for WriteFacadeState {
     type Output = bool;
 
@@ -76,7 +72,6 @@ pub struct ListReadyGroups {
     pub limit: u32,
 }
 
-#[async_trait]
 impl Op for ListReadyGroups {
     type Output = Vec<ReadyGroup>;
 
@@ -102,7 +97,6 @@ pub struct NewestMembers {
     pub policy: PolicyName,
 }
 
-#[async_trait]
 impl Op for NewestMembers {
     type Output = Vec<BatchMember>;
 

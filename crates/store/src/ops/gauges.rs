@@ -4,25 +4,22 @@
 //! that has no label of its own: the parsed rules of all of them would not fit into memory, and each scrape would parse
 //! them again and push out those that are in use.
 
-use std::collections::BTreeMap;
-
-use async_trait::async_trait;
 use forebay_domain::{
     ids::{PolicyName, PolicyPk, Run, Version},
     policies::PolicyGauges,
 };
+use std::collections::BTreeMap;
 
 use super::policy;
 use crate::{
-    dialect::Op,
     error::StoreError,
+    op::Op,
     sql::{Row, Statement, Tx, args},
 };
 
 /// The versions of all policies, in the order of their names.
 pub struct ReadVersions;
 
-#[async_trait]
 impl Op for ReadVersions {
     type Output = Vec<(PolicyName, Version)>;
 
@@ -46,7 +43,6 @@ impl Op for ReadVersions {
 /// What the metrics show of some policies. Those that are gone are left out.
 pub struct ReadGauges(pub Vec<PolicyName>);
 
-#[async_trait]
 impl Op for ReadGauges {
     type Output = Vec<PolicyGauges>;
 

@@ -1,11 +1,5 @@
 //! Stage 3 in the store: groups under their lock, and the decision that ends their open state.
 
-use std::{
-    collections::{BTreeSet, HashMap},
-    sync::Arc,
-};
-
-use async_trait::async_trait;
 use forebay_domain::{
     clock::Timestamp,
     finalize::{self, Cause, GroupDecision, GroupOutcome, GroupSnapshot, GroupTotals, Member, ReadyGroup},
@@ -20,11 +14,15 @@ use forebay_domain::{
     states::{GroupMove, GroupState},
     tally::Tally,
 };
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+};
 
 use super::{fill, journal, ledger, policy, trained_versions};
 use crate::{
-    dialect::Op,
     error::StoreError,
+    op::Op,
     sql::{Arg, NewKeys, Row, Statement, Tx, among_keys, args, id_key_list, key_list, key_run, locking},
     tally::{CountedGroups, TallyDelta},
 };
@@ -385,7 +383,6 @@ fn move_group(tallies: &mut TallyDelta, group: &mut LockedGroup, by: GroupMove) 
     Some(())
 }
 
-#[async_trait]
 impl Op for CloseGroup {
     type Output = Result<Group, Refusal>;
 
@@ -410,7 +407,6 @@ fn unknown(policy: &PolicyName, group_id: &GroupId) -> Refusal {
     Refusal::UnknownInPolicy { what: "group", id: group_id.to_string(), policy: policy.clone() }
 }
 
-#[async_trait]
 impl Op for DiscardGroup {
     type Output = Result<Group, Refusal>;
 
@@ -438,7 +434,6 @@ pub struct OverdueGroups {
     pub limit: u32,
 }
 
-#[async_trait]
 impl Op for OverdueGroups {
     type Output = Vec<GroupPk>;
 
@@ -464,7 +459,6 @@ pub struct DecideOverdue {
     pub now: Timestamp,
 }
 
-#[async_trait]
 impl Op for DecideOverdue {
     type Output = Option<DecidedGroup>;
 

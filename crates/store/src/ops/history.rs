@@ -8,9 +8,6 @@
 //! ten minutes or of its hour, and therefore how long it is kept. The row of minute 0 has what was counted before the
 //! oldest row, so that it never reads as something that happened.
 
-use std::{borrow::Cow, collections::BTreeMap, fmt};
-
-use async_trait::async_trait;
 use forebay_domain::{
     clock::Timestamp,
     ids::PolicyPk,
@@ -21,11 +18,12 @@ use serde::{
     Deserialize, Deserializer, Serialize,
     de::{self, MapAccess, SeqAccess, Visitor},
 };
+use std::{borrow::Cow, collections::BTreeMap, fmt};
 
 use super::steps;
 use crate::{
-    dialect::Op,
     error::StoreError,
+    op::Op,
     sql::{Row, Statement, Tx, among_keys, args, key_list, locking},
     tally::minute,
 };
@@ -223,9 +221,10 @@ pub(crate) enum Taken {
     Changed,
 }
 
-#[async_trait]
 impl Op for TakeSnapshot {
     type Output = Taken;
+
+    const IS_WORK: bool = false;
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<Taken, StoreError> {
         const LOCK_HISTORY_MARK: Statement = locking!(
@@ -411,7 +410,6 @@ async fn thin(tx: &mut Tx<'_>, minute: i64) -> Result<(), StoreError> {
     Ok(())
 }
 
-#[async_trait]
 impl Op for ReadHistory {
     type Output = History;
 

@@ -15,8 +15,6 @@ mod read;
 mod decide;
 
 mod write;
-
-use async_trait::async_trait;
 use forebay_domain::{
     finalize::{GroupDecision, Member},
     ids::{ExecutionId, GroupPk, IdKey, KeyForm, PolicyPk},
@@ -30,15 +28,14 @@ use forebay_domain::{
 use self::{decide::Decider, read::Snapshot};
 use super::group::LockedGroup;
 use crate::{
-    dialect::{Class, Op},
     error::StoreError,
+    op::{Class, Op},
     sql::Tx,
 };
 
 /// Posts that share a transaction. The output has the outcomes of their bundles, post by post.
 pub(crate) struct Posts(pub Vec<Ingest>);
 
-#[async_trait]
 impl Op for Posts {
     type Output = Vec<Vec<BundleOutcome>>;
 

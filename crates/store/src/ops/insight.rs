@@ -1,6 +1,4 @@
 //! Facts for explanations: a few statements per policy, each of which examines a bounded number of rows.
-
-use async_trait::async_trait;
 use forebay_domain::{
     clock::Timestamp,
     ids::{BatchId, PolicyPk},
@@ -16,8 +14,8 @@ use forebay_domain::{
 
 use super::history;
 use crate::{
-    dialect::Op,
     error::StoreError,
+    op::Op,
     sql::{Statement, Tx, args},
 };
 
@@ -61,7 +59,6 @@ const SELECT_OLDEST_TOTALS: Statement = Statement::new(
     LIMIT 1",
 );
 
-#[async_trait]
 impl Op for ReadFacts {
     type Output = LedgerFacts;
 

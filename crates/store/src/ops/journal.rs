@@ -1,6 +1,4 @@
 //! The journal of policies: what operators and time did, written by the transactions that do it.
-
-use async_trait::async_trait;
 use forebay_domain::{
     clock::Timestamp,
     ids::{CallerId, PolicyPk},
@@ -10,8 +8,8 @@ use forebay_domain::{
 
 use super::policy;
 use crate::{
-    dialect::Op,
     error::StoreError,
+    op::Op,
     sql::{Row, Statement, Tx, args},
 };
 
@@ -47,7 +45,6 @@ pub(super) async fn write(
     tx.execute(DELETE_ENTRIES, args![policy, ENTRIES_MAX]).await.map(drop)
 }
 
-#[async_trait]
 impl Op for ReadJournal {
     type Output = Page<JournalEntry>;
 
@@ -100,7 +97,6 @@ fn entry(mut row: Row) -> Result<JournalEntry, StoreError> {
 /// Writes what a process noticed, unless the journal has it.
 pub struct WriteNotices(pub Vec<Notice>);
 
-#[async_trait]
 impl Op for WriteNotices {
     type Output = ();
 

@@ -1,6 +1,4 @@
 //! Keys: which caller may do what.
-
-use async_trait::async_trait;
 use forebay_domain::{
     access::{
         globs::PolicyGlobs,
@@ -11,8 +9,8 @@ use forebay_domain::{
 };
 
 use crate::{
-    dialect::Op,
     error::StoreError,
+    op::Op,
     sql::{Row, Statement, Tx, args},
 };
 
@@ -58,7 +56,6 @@ pub struct CreateKey {
     pub live_max: u32,
 }
 
-#[async_trait]
 impl Op for CreateKey {
     type Output = Result<StoredKey, Refusal>;
 
@@ -92,7 +89,6 @@ impl Op for CreateKey {
 
 pub struct ListKeys(pub KeyFilter);
 
-#[async_trait]
 impl Op for ListKeys {
     type Output = Vec<StoredKey>;
 
@@ -111,7 +107,6 @@ pub struct RevokeKey {
     pub now: Timestamp,
 }
 
-#[async_trait]
 impl Op for RevokeKey {
     type Output = Option<StoredKey>;
 
@@ -130,7 +125,6 @@ impl Op for RevokeKey {
 
 pub struct WriteKeyUses(pub Vec<KeyUse>);
 
-#[async_trait]
 impl Op for WriteKeyUses {
     type Output = ();
 

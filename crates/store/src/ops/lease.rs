@@ -1,6 +1,4 @@
 //! Stage 5 in the store: the calls of a lease's holder. The lease's token, its end and the epoch fence them.
-
-use async_trait::async_trait;
 use forebay_domain::{
     clock::Timestamp,
     ids::{BatchId, GroupPk, LeaseToken, Step},
@@ -16,8 +14,8 @@ use forebay_wire::Settle;
 
 use super::{batch, journal, policy, steps};
 use crate::{
-    dialect::Op,
     error::StoreError,
+    op::Op,
     sql::{Statement, Tx, args},
 };
 
@@ -50,7 +48,6 @@ pub(super) fn check_lease(proof: &LeaseProof, policy: &Policy, batch: &Batch) ->
     Err(Refusal::LeaseLost(lost))
 }
 
-#[async_trait]
 impl Op for Extend {
     type Output = Result<Batch, Refusal>;
 
@@ -73,7 +70,6 @@ impl Op for Extend {
     }
 }
 
-#[async_trait]
 impl Op for Ack {
     type Output = Result<Batch, Refusal>;
 
@@ -140,7 +136,6 @@ pub(super) async fn train(
     tx.guarded(SET_ACKED_STEP, args![policy.policy_pk, last], 1).await
 }
 
-#[async_trait]
 impl Op for Nack {
     type Output = Result<Batch, Refusal>;
 
@@ -170,7 +165,6 @@ impl Op for Nack {
     }
 }
 
-#[async_trait]
 impl Op for Readmit {
     type Output = Result<Batch, Refusal>;
 
@@ -205,7 +199,6 @@ pub struct QuarantineDamaged {
     pub now: Timestamp,
 }
 
-#[async_trait]
 impl Op for QuarantineDamaged {
     type Output = ();
 

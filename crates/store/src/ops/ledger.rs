@@ -1,8 +1,5 @@
 //! The ledger: rollouts and groups in the form in which the API lists them.
 
-use std::collections::HashMap;
-
-use async_trait::async_trait;
 use forebay_domain::{
     formats::codes,
     groups::Group,
@@ -11,14 +8,15 @@ use forebay_domain::{
     pages::Page,
     states::{BatchState, GroupState, RolloutState, Verdict, rollout_state},
 };
+use std::collections::HashMap;
 
 use super::{
     bounded_scan::{InOrder, Scan, examine, in_order},
     fill, names, trained_versions,
 };
 use crate::{
-    dialect::Op,
     error::StoreError,
+    op::Op,
     sql::{Row, Statement, Tx, args, key_list},
 };
 
@@ -64,7 +62,6 @@ macro_rules! select_story {
     };
 }
 
-#[async_trait]
 impl Op for StoryFilter {
     type Output = Page<Story>;
 
@@ -289,7 +286,6 @@ pub(super) async fn group(tx: &mut Tx<'_>, group: GroupPk) -> Result<Group, Stor
     read_group(tx.fetch_one(SELECT_GROUP, args![group]).await?)
 }
 
-#[async_trait]
 impl Op for GroupFilter {
     type Output = Page<Group>;
 

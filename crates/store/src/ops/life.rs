@@ -1,6 +1,4 @@
 //! Where an id is found, and what is known about the life of what it names.
-
-use async_trait::async_trait;
 use forebay_domain::{
     ids::{GroupPk, IdKey, PolicyName, PolicyPk, Run},
     lease::Batch,
@@ -16,15 +14,14 @@ use super::{
     ledger, policy,
 };
 use crate::{
-    dialect::Op,
     error::StoreError,
+    op::Op,
     sql::{Statement, Tx, args, key_list},
 };
 
 /// Batches of a group that are told.
 const BATCHES_MAX: usize = 8;
 
-#[async_trait]
 impl Op for FindId {
     type Output = IdMatches;
 
@@ -94,7 +91,6 @@ async fn having(
     Ok(found)
 }
 
-#[async_trait]
 impl Op for FindLife {
     type Output = Option<Life>;
 

@@ -1,8 +1,5 @@
 //! Stage 6 in the store: checkpoints, resume and reset. They decide what the weights have learned from.
 
-use std::collections::BTreeMap;
-
-use async_trait::async_trait;
 use forebay_domain::{
     clock::Timestamp,
     ids::{BatchPk, Epoch, Run, Step, Version},
@@ -15,6 +12,7 @@ use forebay_domain::{
     tally::LeaseEvent,
 };
 use forebay_wire::Settle;
+use std::collections::BTreeMap;
 
 use super::{
     admission,
@@ -22,13 +20,12 @@ use super::{
     journal, policy, steps, sweep,
 };
 use crate::{
-    dialect::Op,
     error::StoreError,
+    op::Op,
     sql::{Arg, Statement, Tx, among_keys, args, key_list, locking},
     tally::CountedGroups,
 };
 
-#[async_trait]
 impl Op for Checkpoint {
     type Output = Result<Checkpointed, Refusal>;
 
@@ -115,7 +112,6 @@ async fn set_lineage(
     tx.guarded(SET_LINEAGE, args![policy.policy_pk, epoch, acked, checkpoint], 1).await
 }
 
-#[async_trait]
 impl Op for Resume {
     type Output = Result<Resumed, Refusal>;
 
@@ -344,7 +340,6 @@ async fn rewind_version(tx: &mut Tx<'_>, policy: &Policy, step: Option<Step>) ->
     Ok(version)
 }
 
-#[async_trait]
 impl Op for Reset {
     type Output = Result<ResetDone, Refusal>;
 

@@ -1,13 +1,11 @@
 //! Where payloads are: the rows of segment files, and which frames rows name. Only diagnosis reads this.
 
+use forebay_domain::ids::RolloutPk;
 use std::collections::HashMap;
 
-use async_trait::async_trait;
-use forebay_domain::ids::RolloutPk;
-
 use crate::{
-    dialect::Op,
     error::StoreError,
+    op::Op,
     segment_files::Place,
     sql::{Statement, Tx, among_keys, args, key_list},
 };
@@ -36,7 +34,6 @@ pub(crate) struct CountedPlaces {
 
 pub(crate) struct CountPlaces;
 
-#[async_trait]
 impl Op for CountPlaces {
     type Output = CountedPlaces;
 
@@ -84,7 +81,6 @@ impl Op for CountPlaces {
 /// Where the payloads of some rollouts are, with their digests.
 pub(crate) struct FindPlaces(pub Vec<RolloutPk>);
 
-#[async_trait]
 impl Op for FindPlaces {
     type Output = HashMap<RolloutPk, (Place, [u8; 32])>;
 

@@ -1,8 +1,5 @@
 //! Policies: their rules and versions, and what the next batch is waiting for.
 
-use std::collections::BTreeMap;
-
-use async_trait::async_trait;
 use forebay_domain::{
     clock::Timestamp,
     ids::{Epoch, PolicyName, PolicyPk, Run, Step, Version},
@@ -18,11 +15,12 @@ use forebay_domain::{
     tally::{Tallies, Tally},
 };
 use forebay_wire::Violation;
+use std::collections::BTreeMap;
 
 use super::{claim::turns, journal};
 use crate::{
-    dialect::Op,
     error::StoreError,
+    op::Op,
     sql::{Row, Statement, Tx, args, locking},
     tally::{Recent, minute},
 };
@@ -119,7 +117,6 @@ pub(super) fn check_epoch(named: Option<Epoch>, current: Epoch) -> Result<(), Re
 /// One policy.
 pub struct FindPolicy(pub PolicyName);
 
-#[async_trait]
 impl Op for FindPolicy {
     type Output = Option<Policy>;
 
@@ -134,7 +131,6 @@ pub struct ListPolicies {
     pub limit: u32,
 }
 
-#[async_trait]
 impl Op for ListPolicies {
     type Output = Vec<Policy>;
 
@@ -148,7 +144,6 @@ impl Op for ListPolicies {
     }
 }
 
-#[async_trait]
 impl Op for WriteRules {
     type Output = Result<RulesWritten, Refusal>;
 
@@ -210,7 +205,6 @@ async fn insert_rules(tx: &mut Tx<'_>, write: &WriteRules) -> Result<i64, StoreE
 /// Publishes to all replicas, this one included.
 pub struct PublishVersion(pub Publish);
 
-#[async_trait]
 impl Op for PublishVersion {
     type Output = Result<bool, Refusal>;
 
@@ -301,7 +295,6 @@ pub(super) async fn set_version(
 /// Tallies of every policy, or of one.
 pub struct ReadTallies(pub Option<PolicyPk>);
 
-#[async_trait]
 impl Op for ReadTallies {
     type Output = BTreeMap<PolicyName, Tallies>;
 
@@ -343,7 +336,6 @@ pub struct ReadWaiting {
     pub now: Timestamp,
 }
 
-#[async_trait]
 impl Op for ReadWaiting {
     type Output = WaitingFor;
 
@@ -425,7 +417,6 @@ impl Op for ReadWaiting {
     }
 }
 
-#[async_trait]
 impl Op for ReadEnvironments {
     type Output = EnvironmentGroups;
 

@@ -1,6 +1,4 @@
 //! Stage 5 in the store, for consumers whose next read acks the previous one. Their leases are found by their names.
-
-use async_trait::async_trait;
 use forebay_domain::{
     ids::{BatchPk, ConsumerName, Step},
     lease::Batch,
@@ -16,12 +14,11 @@ use super::{
     lease, lineage, policy, sweep,
 };
 use crate::{
-    dialect::Op,
     error::StoreError,
+    op::Op,
     sql::{Statement, Tx, args},
 };
 
-#[async_trait]
 impl Op for AckReads {
     type Output = Result<Vec<Batch>, Refusal>;
 
@@ -44,7 +41,6 @@ impl Op for AckReads {
     }
 }
 
-#[async_trait]
 impl Op for MarkRead {
     type Output = Result<(), Refusal>;
 
@@ -75,7 +71,6 @@ impl Op for MarkRead {
     }
 }
 
-#[async_trait]
 impl Op for ReleaseRead {
     type Output = Result<(), Refusal>;
 
@@ -101,7 +96,6 @@ impl Op for ReleaseRead {
     }
 }
 
-#[async_trait]
 impl Op for GiveBackReads {
     type Output = Result<u64, Refusal>;
 

@@ -3,20 +3,18 @@
 //! Separate from those who decide what moves when: the writer of SQLite, and the care for objects of Postgres. Their bytes
 //! are read between the two operations.
 
-use std::collections::HashMap;
-
-use async_trait::async_trait;
 use bytes::Bytes;
 use forebay_domain::{
     clock::Timestamp,
     formats::payload::{Codec, Payload},
     ids::RolloutPk,
 };
+use std::collections::HashMap;
 
 use super::sweep::count_released;
 use crate::{
-    dialect::Op,
     error::StoreError,
+    op::Op,
     open::PayloadKind,
     segment_files::{Found, Place},
     sql::{Statement, Tx, among_keys, args, key_list},
@@ -57,7 +55,6 @@ pub(crate) struct FindMisplaced {
     pub kind: PayloadKind,
 }
 
-#[async_trait]
 impl Op for FindMisplaced {
     type Output = (Option<RolloutPk>, Vec<Misplaced>);
 
@@ -106,7 +103,6 @@ pub(crate) struct Relocate {
     pub now: Timestamp,
 }
 
-#[async_trait]
 impl Op for Relocate {
     type Output = usize;
 
@@ -160,7 +156,6 @@ pub(crate) struct FindEmptied {
     pub limit: u32,
 }
 
-#[async_trait]
 impl Op for FindEmptied {
     type Output = Vec<i64>;
 
@@ -181,7 +176,6 @@ impl Op for FindEmptied {
 /// Forgets objects that were removed.
 pub(crate) struct ForgetObjects(pub Vec<i64>);
 
-#[async_trait]
 impl Op for ForgetObjects {
     type Output = ();
 
@@ -198,7 +192,6 @@ impl Op for ForgetObjects {
 /// Which of these objects have a row.
 pub(crate) struct FindKnown(pub Vec<i64>);
 
-#[async_trait]
 impl Op for FindKnown {
     type Output = Vec<i64>;
 

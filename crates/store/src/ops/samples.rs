@@ -1,8 +1,5 @@
 //! Stage 5 in the store: the contents of a batch, read in pieces; the only place that reads the rows of payloads.
 
-use std::collections::HashMap;
-
-use async_trait::async_trait;
 use forebay_domain::{
     clock::Timestamp,
     formats::payload::{Codec, Payload},
@@ -11,6 +8,7 @@ use forebay_domain::{
     pages::Page,
     samples::{BatchMember, SealedRow, StoredPayload},
 };
+use std::collections::HashMap;
 
 use super::{
     batch::{self, select_batch},
@@ -18,8 +16,8 @@ use super::{
     read_json, trained_spans,
 };
 use crate::{
-    dialect::Op,
     error::StoreError,
+    op::Op,
     segment_files::Place,
     sql::{Row, Statement, Tx, among_keys, args, key_list},
 };
@@ -43,7 +41,6 @@ pub(super) use select_members;
 /// One batch.
 pub struct FindBatch(pub BatchId);
 
-#[async_trait]
 impl Op for FindBatch {
     type Output = Option<Batch>;
 
@@ -52,7 +49,6 @@ impl Op for FindBatch {
     }
 }
 
-#[async_trait]
 impl Op for BatchFilter {
     type Output = Page<Batch>;
 
@@ -86,7 +82,6 @@ impl Op for BatchFilter {
 /// The rollouts of a batch in order, without payloads. None if the payloads are purged.
 pub struct BatchMembers(pub Batch);
 
-#[async_trait]
 impl Op for BatchMembers {
     type Output = Option<Vec<BatchMember>>;
 
@@ -153,7 +148,6 @@ pub(crate) struct FoundPayload {
 
 pub(crate) struct ReadPayloads(pub Vec<RolloutPk>);
 
-#[async_trait]
 impl Op for ReadPayloads {
     type Output = Vec<FoundPayload>;
 

@@ -4,12 +4,6 @@ pub mod calls;
 mod open;
 pub mod sweep;
 
-use std::{
-    collections::{BTreeMap, HashMap},
-    sync::Arc,
-};
-
-use async_trait::async_trait;
 use forebay_domain::{
     clock::Timestamp,
     formats::canonical::ContentDigest,
@@ -20,11 +14,15 @@ use forebay_domain::{
     states::SessionState,
     tally::Tally,
 };
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
 
 use super::bounded_scan::{InOrder, Scan, examine, in_order};
 use crate::{
-    dialect::Op,
     error::StoreError,
+    op::Op,
     sql::{Row, Statement, Tx, among_keys, args, key_list, locking},
 };
 
@@ -230,7 +228,6 @@ async fn read_all(tx: &mut Tx<'_>, rows: Vec<Row>) -> Result<Vec<Session>, Store
 /// One session.
 pub struct FindSession(pub SessionId);
 
-#[async_trait]
 impl Op for FindSession {
     type Output = Option<Session>;
 
@@ -244,7 +241,6 @@ impl Op for FindSession {
 /// The session with a key.
 pub struct FindSessionOfKey(pub SessionKeyHash);
 
-#[async_trait]
 impl Op for FindSessionOfKey {
     type Output = Option<Session>;
 
@@ -260,7 +256,6 @@ impl Op for FindSessionOfKey {
     }
 }
 
-#[async_trait]
 impl Op for SessionFilter {
     type Output = Page<Session>;
 
@@ -314,7 +309,6 @@ impl Op for SessionFilter {
 /// returned unchanged.
 pub struct BeginFinish(pub Vec<SessionId>);
 
-#[async_trait]
 impl Op for BeginFinish {
     type Output = Result<Vec<Session>, Refusal>;
 
@@ -363,7 +357,6 @@ impl Op for BeginFinish {
 /// Permits new calls of sessions whose finish was refused.
 pub struct ReopenSessions(pub Vec<SessionId>);
 
-#[async_trait]
 impl Op for ReopenSessions {
     type Output = ();
 

@@ -1,16 +1,14 @@
 //! What the log of steps has, for people who look at it.
 //!
 //! Separate from [`steps`](super::steps), which acks write.
-
-use async_trait::async_trait;
 use forebay_domain::{
     looking::steps::{ReadStepBuckets, ReadSteps, Spread, StepBucket, StepBuckets, StepCursor, StepPage, StepRow},
     pages::Order,
 };
 
 use crate::{
-    dialect::Op,
     error::StoreError,
+    op::Op,
     sql::{Row, Statement, Tx, args},
 };
 
@@ -33,7 +31,6 @@ macro_rules! select_steps {
     };
 }
 
-#[async_trait]
 impl Op for ReadSteps {
     type Output = StepPage;
 
@@ -106,7 +103,6 @@ macro_rules! spread {
     };
 }
 
-#[async_trait]
 impl Op for ReadStepBuckets {
     type Output = StepBuckets;
 

@@ -1,8 +1,5 @@
 //! Stage 7 in the store: changes that time alone makes due, in slices, so that no sweep holds a lock for long.
 
-use std::collections::BTreeMap;
-
-use async_trait::async_trait;
 use forebay_domain::{
     clock::Timestamp,
     ids::{BatchPk, GroupId, PolicyPk},
@@ -13,14 +10,15 @@ use forebay_domain::{
     states::{BatchState, GroupMove, GroupState, RolloutState},
     tally::{LeaseEvent, Tally},
 };
+use std::collections::BTreeMap;
 
 use super::{
     batch::{self, select_batches},
     group, journal, members_state, policy,
 };
 use crate::{
-    dialect::Op,
     error::StoreError,
+    op::Op,
     segment_files::Place,
     sql::{Row, Statement, Tx, args, locking},
     tally::{self, minute},
@@ -46,7 +44,6 @@ pub(super) async fn expire_of_policy(tx: &mut Tx<'_>, policy: &Policy, now: Time
 /// Whether time has made anything due. This only reads, so that an idle service writes nothing.
 pub struct AnythingDue(pub Timestamp);
 
-#[async_trait]
 impl Op for AnythingDue {
     type Output = bool;
 
@@ -82,7 +79,7 @@ impl Op for AnythingDue {
             END AS BIGINT) AS due",
         );
         let minute = minute(self.0) - policy::RECENT_MINUTES;
-        Ok(tx.fetch_one(SELECT_DUE, args![self.0, minute]).await?.get("due")?)
+        tx.fetch_one(SELECT_DUE, args![self.0, minute]).await?.get("due")
     }
 }
 
@@ -92,7 +89,6 @@ pub struct ExpireLeases {
     pub limit: u32,
 }
 
-#[async_trait]
 impl Op for ExpireLeases {
     type Output = Vec<ExpiredLeases>;
 
@@ -126,7 +122,6 @@ pub struct DiscardStragglers {
     pub limit: u32,
 }
 
-#[async_trait]
 impl Op for DiscardStragglers {
     type Output = u64;
 
@@ -175,7 +170,6 @@ pub struct Retire {
     pub limit: u32,
 }
 
-#[async_trait]
 impl Op for Retire {
     type Output = u64;
 
@@ -372,7 +366,6 @@ async fn forget_empty_batch(tx: &mut Tx<'_>, batch: BatchPk) -> Result<(), Store
 /// Whether there are appended changes that must be added to the tallies.
 pub(crate) struct MayFoldTallies;
 
-#[async_trait]
 impl Op for MayFoldTallies {
     type Output = bool;
 
@@ -383,9 +376,10 @@ impl Op for MayFoldTallies {
 
 pub(crate) struct FoldTallies;
 
-#[async_trait]
 impl Op for FoldTallies {
     type Output = ();
+
+    const IS_WORK: bool = false;
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<(), StoreError> {
         tally::fold(tx).await
@@ -395,9 +389,10 @@ impl Op for FoldTallies {
 /// Reads and writes without effect. It answers when the database does.
 pub(crate) struct Ping;
 
-#[async_trait]
 impl Op for Ping {
     type Output = ();
+
+    const IS_WORK: bool = false;
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<(), StoreError> {
         const TOUCH: Statement = Statement::new("-- touch\nUPDATE policy SET run = run WHERE policy_pk = 0");
@@ -406,11 +401,12 @@ impl Op for Ping {
 }
 
 /// Updates a row to its own values. It answers when the database can write.
-pub(crate) struct Probe;
+pub struct Probe;
 
-#[async_trait]
 impl Op for Probe {
     type Output = ();
+
+    const IS_WORK: bool = false;
 
     const PROBES: bool = true;
 

@@ -1,11 +1,9 @@
 //! Rules that no policy and no group uses any more.
-
-use async_trait::async_trait;
 use forebay_domain::{ids::GroupPk, sweep::RulesOfGroups};
 
 use crate::{
-    dialect::Op,
     error::StoreError,
+    op::Op,
     sql::{Statement, Tx, among_keys, args, key_list},
 };
 
@@ -14,7 +12,6 @@ pub struct SupersededRules {
     pub limit: u32,
 }
 
-#[async_trait]
 impl Op for SupersededRules {
     type Output = Vec<i64>;
 
@@ -39,7 +36,6 @@ pub struct FindRulesOfGroups {
     pub limit: u32,
 }
 
-#[async_trait]
 impl Op for FindRulesOfGroups {
     type Output = RulesOfGroups;
 
@@ -64,7 +60,6 @@ impl Op for FindRulesOfGroups {
 /// Deletes rules that no policy uses. Returns how many were deleted.
 pub struct ForgetRules(pub Vec<i64>);
 
-#[async_trait]
 impl Op for ForgetRules {
     type Output = u64;
 

@@ -11,8 +11,8 @@ use tokio::{runtime::Handle, sync::Semaphore, task::spawn_blocking};
 
 use super::direct::Direct;
 use crate::{
-    dialect::Op,
     error::StoreError,
+    op::Op,
     rules_cache::RulesCache,
     sql::{Connection as _, Statement, Tx},
 };

@@ -3,19 +3,18 @@
 //! Separate from [`Sqlite`](super::Sqlite), which holds the files, brings the schema up to date and writes. SQLite lets
 //! other processes read a file in WAL mode, each on a snapshot of its own.
 
-use std::{path::Path, sync::Arc};
-
-use async_trait::async_trait;
 use forebay_domain::formats::payload::Codec;
 use sqlx::{Connection as _, SqliteConnection, sqlite::SqliteConnectOptions};
+use std::{path::Path, sync::Arc};
 
 use super::{
     BUSY_TIMEOUT, Files, MIGRATIONS, Names, check_version, direct::Direct, key_form, readers::Readers, segments,
 };
 use crate::{
-    dialect::{Dialect, Op},
+    dialect::Dialect,
     error::StoreError,
     health::HealthReporter,
+    op::Op,
     open::OpenError,
     payloads::PlaceReader,
     peers::Peers,
@@ -70,7 +69,6 @@ async fn check_schema(connection: &mut SqliteConnection, path: &Path) -> Result<
     }
 }
 
-#[async_trait]
 impl Dialect for SqliteReading {
     const PAYLOADS: Codec = Codec::Columns;
 

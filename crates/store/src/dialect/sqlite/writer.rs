@@ -22,9 +22,9 @@ use self::{
 };
 use super::{Files, direct::Direct};
 use crate::{
-    dialect::{Class, Op},
     error::StoreError,
     health::HealthReporter,
+    op::{Class, Op},
     open::OpenError,
     rules_cache::RulesCache,
     sql::{Connection as _, Statement, Tx},

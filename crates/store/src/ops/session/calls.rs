@@ -1,6 +1,4 @@
 //! Recorded calls. A call is durable before the agent sees the end of its answer.
-
-use async_trait::async_trait;
 use forebay_domain::{
     clock::Timestamp,
     formats::call::CallColumns,
@@ -15,8 +13,8 @@ use forebay_domain::{
 
 use super::read_warnings;
 use crate::{
-    dialect::{Class, Op},
     error::StoreError,
+    op::{Class, Op},
     sql::{Row, Statement, Tx, among_keys, args, key_list, locking},
 };
 
@@ -78,7 +76,6 @@ impl Recording {
     }
 }
 
-#[async_trait]
 impl Op for RecordCall {
     type Output = Result<RecordedCall, Refusal>;
 
@@ -179,7 +176,6 @@ async fn insert(record: &RecordCall, tx: &mut Tx<'_>, policy: PolicyPk, seq: u32
     Ok(RecordedCall { call_pk, seq })
 }
 
-#[async_trait]
 impl Op for KeepSession {
     type Output = Result<(), Refusal>;
 
@@ -205,7 +201,6 @@ impl Op for KeepSession {
 /// Remembers that a call was refused because a bound was reached.
 pub struct MarkFull(pub SessionPk);
 
-#[async_trait]
 impl Op for MarkFull {
     type Output = ();
 
@@ -226,7 +221,6 @@ pub struct NoteSession {
     pub notes: SessionNotes,
 }
 
-#[async_trait]
 impl Op for NoteSession {
     type Output = ();
 
@@ -247,7 +241,6 @@ pub struct MarkCalls {
     pub delivery: Delivery,
 }
 
-#[async_trait]
 impl Op for MarkCalls {
     type Output = ();
 
@@ -271,7 +264,6 @@ pub struct FindUnmarked {
     pub ended_after: Timestamp,
 }
 
-#[async_trait]
 impl Op for FindUnmarked {
     type Output = bool;
 
@@ -287,7 +279,6 @@ impl Op for FindUnmarked {
     }
 }
 
-#[async_trait]
 impl Op for FindAnswer {
     type Output = Option<StoredAnswer>;
 
@@ -327,7 +318,6 @@ pub struct FindCalls {
     pub limit: u32,
 }
 
-#[async_trait]
 impl Op for FindCalls {
     type Output = Vec<StoredCall>;
 
@@ -383,7 +373,6 @@ pub struct FindTexts {
     pub limit: u32,
 }
 
-#[async_trait]
 impl Op for FindTexts {
     type Output = Vec<CallTexts>;
 

@@ -1,6 +1,4 @@
 //! Opening of sessions, under the locks of the rows of their policies.
-
-use async_trait::async_trait;
 use forebay_domain::{
     admission::{
         Room,
@@ -18,8 +16,8 @@ use forebay_domain::{
 };
 
 use crate::{
-    dialect::Op,
     error::StoreError,
+    op::Op,
     ops::{
         admission::{self, Reservation},
         fill, policy,
@@ -30,7 +28,6 @@ use crate::{
 /// Seconds for which room stays reserved after a session should have expired, in case the sweep is late.
 const ADMISSION_GRACE_S: u64 = 3_600;
 
-#[async_trait]
 impl Op for NewSession {
     type Output = Result<OpenedSession, Refusal>;
 

@@ -1,6 +1,4 @@
 //! What time makes due: sessions that must end, and ended sessions whose rows go.
-
-use async_trait::async_trait;
 use forebay_domain::{
     clock::Timestamp,
     ids::{PolicyPk, SessionId, SessionPk},
@@ -9,8 +7,8 @@ use forebay_domain::{
 };
 
 use crate::{
-    dialect::Op,
     error::StoreError,
+    op::Op,
     ops::session::policies_of,
     sql::{Statement, Tx, args, locking},
 };
@@ -21,7 +19,6 @@ pub struct DueSessions {
     pub limit: u32,
 }
 
-#[async_trait]
 impl Op for DueSessions {
     type Output = Vec<SessionId>;
 
@@ -47,7 +44,6 @@ pub struct RetireSessions {
     pub limit: u32,
 }
 
-#[async_trait]
 impl Op for RetireSessions {
     type Output = u64;
 

@@ -10,8 +10,8 @@ use tokio::sync::oneshot;
 use tracing::Span;
 
 use crate::{
-    dialect::{Class, Op},
     error::StoreError,
+    op::{Class, Op},
     sql::Tx,
 };
 

@@ -16,8 +16,8 @@ use forebay_domain::{clock::Timestamp, formats::payload::Payload, health::Health
 
 use super::{super::segments, Writer};
 use crate::{
-    dialect::Op as _,
     error::StoreError,
+    op::Op as _,
     open::PayloadKind,
     ops::{
         places::FindPlaces,
