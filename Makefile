@@ -22,7 +22,7 @@ test-service: lint ## Run the tests of the service and its client, without libto
 	./scripts/template-fixtures --check
 # One command, because each crate alone would compile its dependencies again, with other features. The lints check
 # that each crate compiles alone.
-	$(CARGO) test -p forebay-wire -p forebay-domain -p forebay-telemetry -p forebay-store -p forebay-service -p forebay-client -p forebay-formats -p forebay-gateway -p forebay-exports -p forebay -p forebay-bench
+	$(CARGO) test -p forebay-wire -p forebay-domain -p forebay-telemetry -p forebay-store -p forebay-service -p forebay-api -p forebay-agents -p forebay-facades -p forebay-client -p forebay-formats -p forebay-gateway -p forebay-exports -p forebay -p forebay-bench
 
 test-python: ## Run the lints and tests of the Python package against a service that they start
 	$(CARGO) build -p forebay
@@ -97,14 +97,14 @@ simulate: ## Draw synchronous and asynchronous training of the same work to docs
 
 lint: ## Check formatting, run the lints and build the documentation of the code
 	$(CARGO) fmt --all --check
-	$(CARGO) clippy -p forebay-wire -p forebay-domain -p forebay-telemetry -p forebay-store -p forebay-service -p forebay-client --all-targets -- -D warnings
+	$(CARGO) clippy -p forebay-wire -p forebay-domain -p forebay-telemetry -p forebay-store -p forebay-service -p forebay-api -p forebay-agents -p forebay-facades -p forebay-client --all-targets -- -D warnings
 	$(CARGO) clippy -p forebay-formats --all-targets -- -D warnings
 	$(CARGO) clippy -p forebay-gateway --all-targets -- -D warnings
 	$(CARGO) clippy -p forebay-exports --all-targets -- -D warnings
 	$(CARGO) clippy -p forebay-gateway --test clients -- -D warnings
 	$(CARGO) clippy -p forebay -p forebay-bench --all-targets -- -D warnings
 	$(CARGO) clippy -p forebay --no-default-features --all-targets -- -D warnings
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --document-private-items -p forebay -p forebay-wire -p forebay-domain -p forebay-telemetry -p forebay-store -p forebay-service -p forebay-client -p forebay-exports -p forebay-formats -p forebay-bench
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --document-private-items -p forebay -p forebay-wire -p forebay-domain -p forebay-telemetry -p forebay-store -p forebay-service -p forebay-api -p forebay-agents -p forebay-facades -p forebay-client -p forebay-exports -p forebay-formats -p forebay-bench
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --document-private-items -p forebay-gateway --features exact,test-engine
 
 audit: ## Check licences and sources of dependencies, unused dependencies, container files and workflow; builds two tools once

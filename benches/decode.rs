@@ -14,7 +14,7 @@ use std::{
 
 use anyhow::{Context as _, anyhow};
 use bytes::Bytes;
-use forebay::api::parsers;
+use forebay_api::parsers;
 use forebay_domain::{
     formats::payload::{Codec, Payload},
     ingest::NewRollout,

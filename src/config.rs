@@ -19,11 +19,18 @@ use std::{
 };
 
 use axum::http::uri::Authority;
+use forebay_agents::{
+    AgentOptions,
+    upstreams::{UpstreamConfig, Upstreams},
+};
+use forebay_api::{http::body::BodyLimits, routes::tokenizers::Tokenizers};
 use forebay_domain::{ids::PolicyName, rules::Rules, surrogates::LoneSurrogates};
+use forebay_facades::FacadeConfig;
 use forebay_service::BufferOptions;
 use forebay_store::{
     self as store, OBJECTS_CACHE_BYTES, OBJECTS_GRACE_S, ObjectsClaim, PayloadKind, PayloadOptions, SEGMENT_FILE_BYTES,
 };
+use forebay_telemetry::log::LogFormat;
 use forebay_wire::{PolicyRules, Violation};
 use serde::Deserialize;
 
@@ -33,11 +40,7 @@ use self::{
     sessions::Sessions,
 };
 use crate::{
-    agents::{AgentOptions, UpstreamConfig, Upstreams},
-    api::{BodyLimits, Tokenizers},
-    facades::FacadeConfig,
     server::ServerLimits,
-    telemetry::LogFormat,
     tls::{self, TlsFiles},
 };
 

@@ -149,7 +149,7 @@ fn main() -> ExitCode {
         Some(Command::Doctor(database)) => database.url().and_then(|url| wait_for(maintenance::doctor(&url))),
         Some(Command::Export(args)) => wait_for(export::export(*args)),
         Some(Command::Bench { arguments }) => bench::bench(&arguments),
-        Some(Command::Openapi) => print(&forebay::api::openapi()),
+        Some(Command::Openapi) => print(&forebay_api::openapi()),
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,

@@ -14,7 +14,15 @@ use std::{
 };
 
 use axum::Router;
-use forebay_service::{Buffer, keyring::Keyring};
+use forebay_agents::{Agents, upstreams::Upstreams};
+use forebay_api::{
+    Api,
+    agent_urls::AgentUrls,
+    http::{body::BodyLimits, guard::Access},
+    routes::tokenizers::Tokenizers,
+};
+use forebay_facades::FacadeConfig;
+use forebay_service::{Buffer, engines::Engines, keyring::Keyring};
 use forebay_telemetry::metrics::Metrics;
 use hyper_util::{
     rt::{TokioIo, TokioTimer},
@@ -29,12 +37,7 @@ use tokio::{
 use tokio_io_timeout::TimeoutStream;
 use tokio_rustls::TlsAcceptor;
 
-use crate::{
-    agents::{self, AgentUrls, Agents, Upstreams},
-    api::{self, Access, Api, BodyLimits, Tokenizers},
-    facades::{self, FacadeConfig},
-    tls::Tls,
-};
+use crate::tls::Tls;
 
 /// The most bytes of a request's head.
 const HEAD_BYTES_MAX: usize = 64 << 10;
@@ -125,7 +128,10 @@ impl Server {
     /// The same service, with a listener for agents if given. Without it, no session can be opened.
     #[must_use]
     pub fn with_agents(self, agents: Option<AgentServer>) -> Self {
-        let sessions = agents.as_ref().map(|agents| (agents.upstreams.clone(), agents.urls.clone()));
+        let sessions = agents.as_ref().map(|agents| {
+            let engines: Arc<dyn Engines> = Arc::new(agents.upstreams.clone());
+            (engines, agents.urls.clone())
+        });
         Self { api: self.api.with_sessions(sessions), agents, ..self }
     }
 
@@ -148,12 +154,12 @@ impl Server {
     /// on disk.
     pub async fn run(self, shutdown: impl Future<Output = ()>) -> Result<(), Broken> {
         let background = self.start_background();
-        let router = api::router(self.api.clone());
+        let router = forebay_api::router(self.api.clone());
         let connections = GracefulShutdown::new();
         let calls = async {
             match &self.agents {
                 Some(agents) => {
-                    let router = agents::router(agents.agents.clone());
+                    let router = forebay_agents::listener::router(agents.agents.clone());
                     self.accept(&agents.listener, router, &connections, Tls::acceptor_of_agents).await
                 }
                 None => std::future::pending().await,
@@ -161,7 +167,7 @@ impl Server {
         };
         let facades = async {
             futures::future::join_all(self.facades.iter().map(|facade| {
-                let router = facades::router(&self.api, &facade.config, facade.address);
+                let router = forebay_facades::router(&self.api, &facade.config, facade.address);
                 self.accept(&facade.listener, router, &connections, Tls::acceptor)
             }))
             .await;

@@ -5,13 +5,14 @@
 
 use std::{alloc::System, fmt::Write as _, io::Cursor};
 
-use forebay::{api::parsers as api, facades::parsers as facades};
+use forebay_api::parsers as api;
 use forebay_domain::{
     formats::payload::Codec,
     ingest::NewRollout,
     surrogates::LoneSurrogates,
     trajectory::{Trajectory, TrajectoryLimits},
 };
+use forebay_facades::parsers as facades;
 use forebay_formats::{Importer, Options};
 use forebay_gateway::structure::{price, price_with_columns};
 use forebay_wire as wire;

@@ -9,10 +9,10 @@ use std::{
     },
 };
 
-use forebay::{api::Access, config::Config, server::Server};
+use forebay::{config::Config, server::Server};
+use forebay_api::http::guard::Access;
 use forebay_domain::clock::AnchoredClock;
-use forebay_service::Buffer;
-use forebay_service::keyring::Keyring;
+use forebay_service::{Buffer, keyring::Keyring};
 use forebay_store as store;
 use forebay_telemetry::metrics::Metrics;
 use tokio::{net::TcpListener, sync::oneshot};

@@ -10,9 +10,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use forebay::{
-    api::{BodyLimits, ByteBudgets, parsers},
-    config::Config,
+use forebay::config::Config;
+use forebay_api::{
+    http::{body::BodyLimits, budgets::ByteBudgets},
+    parsers,
 };
 use forebay_domain::{
     assemble::{After, Assembly, Call, CallSet},

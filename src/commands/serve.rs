@@ -10,20 +10,22 @@ use std::{
 use anyhow::{Context as _, bail};
 use clap::Args;
 use forebay::{
-    agents::{AgentOptions, AgentUrls, Agents, Upstreams},
-    api::Access,
     config::{AgentsConfig, Config, DEFAULT_DATABASE, check_listen, is_loopback},
-    facades::FacadeConfig,
     server::{AgentServer, FacadeServer, Server},
-    telemetry::{self, LogFormat},
     tls::Tls,
 };
+use forebay_agents::{AgentOptions, Agents, upstreams::Upstreams};
+use forebay_api::{agent_urls::AgentUrls, http::guard::Access};
 use forebay_domain::clock::AnchoredClock;
+use forebay_facades::FacadeConfig;
 use forebay_service::{Buffer, keyring::Keyring};
 use forebay_store::{
     self as store, ObjectsClaim, PayloadKind, PayloadOptions, error::StoreError, ops::gauges::ReadVersions,
 };
-use forebay_telemetry::metrics::Metrics;
+use forebay_telemetry::{
+    log::{self as telemetry, LogFormat},
+    metrics::Metrics,
+};
 use tokio::{
     net::TcpListener,
     signal::unix::{Signal, SignalKind, signal},

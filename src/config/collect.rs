@@ -8,12 +8,11 @@ use std::{
     fmt::Write as _,
 };
 
+use forebay_api::codecs::explain::explain_toml;
 use forebay_wire::Violation;
 use serde::de::DeserializeOwned;
 use serde_path_to_error::Segment;
 use toml::{Table, Value};
-
-use crate::api::explain_toml;
 
 /// The most errors reported for one table. A file with more is probably not a configuration of Forebay.
 const ERRORS_MAX: usize = 100;

@@ -2,11 +2,10 @@
 
 use std::{collections::BTreeMap, path::PathBuf};
 
+use forebay_api::routes::tokenizers::{TokenizerFile, Tokenizers};
 use forebay_domain::access::globs::PolicyGlobs;
 use forebay_wire::Violation;
 use serde::Deserialize;
-
-use crate::api::{TokenizerFile, Tokenizers};
 
 /// The most tokenizers: more than a service has policies with tokenizers of their own.
 const TOKENIZERS_MAX: usize = 64;

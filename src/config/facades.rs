@@ -1,12 +1,12 @@
 //! The table `[facades]`: listeners for the clients of other rollout buffers.
 
 use forebay_domain::ids::PolicyName;
+use forebay_facades::{FacadeConfig, Protocol, slime::SlimeOptions};
 use forebay_wire::Violation;
 use serde::Deserialize;
 use toml::{Table, Value};
 
 use super::{check_listen, collect};
-use crate::facades::{FacadeConfig, Protocol, slime::SlimeOptions};
 
 /// The largest value of `max_groups`.
 const GROUPS_MAX: u64 = 1_024;

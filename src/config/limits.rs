@@ -2,14 +2,12 @@
 
 use std::time::Duration;
 
+use forebay_api::http::{body::BodyLimits, budgets::ByteBudgets};
 use forebay_domain::{surrogates::LoneSurrogates, trajectory::TrajectoryLimits};
 use forebay_wire::Violation;
 use serde::Deserialize;
 
-use crate::{
-    api::{BodyLimits, ByteBudgets},
-    server::ServerLimits,
-};
+use crate::server::ServerLimits;
 
 /// The longest timeout: a day. A longer time for one request is a typing error, and very long times overflow a clock.
 const SECONDS_MAX: u64 = 86_400;

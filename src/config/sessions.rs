@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use axum::http::HeaderValue;
+use forebay_agents::{AgentOptions, audits::AuditOptions};
 use forebay_domain::session::{SessionLimits, TTL_S_MAX};
 use forebay_gateway::upstream::AnswerBudget;
 use forebay_wire::Violation;
 use serde::Deserialize;
 
 use super::check_listen;
-use crate::agents::{AgentOptions, AuditOptions};
 
 /// The largest value of `max_calls`. All calls of a session are listed in one answer and assembled together.
 const CALLS_MAX: u64 = 65_536;

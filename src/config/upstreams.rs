@@ -5,6 +5,7 @@ use std::{
     path::PathBuf,
 };
 
+use forebay_agents::upstreams::{ExactConfig, FamilyConfig, UpstreamConfig};
 use forebay_domain::{access::globs::PolicyGlobs, ids::check_name};
 use forebay_gateway::{
     system::LaterSystem,
@@ -14,7 +15,6 @@ use forebay_wire::Violation;
 use serde::Deserialize;
 
 use super::collect;
-use crate::agents::{ExactConfig, FamilyConfig, UpstreamConfig};
 
 #[derive(Debug, Default, Deserialize)]
 #[serde(default, deny_unknown_fields)]

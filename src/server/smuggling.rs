@@ -16,10 +16,9 @@ use std::{
     task::{Context, Poll},
 };
 
+use forebay_api::http::framing::TwoLengths;
 use hyper::{Request, service::Service};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-
-use crate::framing::TwoLengths;
 
 /// The most bytes kept of a line: enough for a header's name and a length.
 const LINE_BYTES_MAX: usize = 128;

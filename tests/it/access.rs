@@ -65,7 +65,7 @@ const PROMISED: [(&str, &str); 49] = [
 
 /// Every documented call, and `/metrics`.
 fn calls() -> Vec<String> {
-    let document: Value = serde_json::from_str(&forebay::api::openapi()).expect("it is JSON");
+    let document: Value = serde_json::from_str(&forebay_api::openapi()).expect("it is JSON");
     let mut calls = vec!["GET /metrics".to_owned()];
     for (path, verbs) in document["paths"].as_object().expect("it has paths") {
         let verbs = verbs.as_object().expect("a path has verbs").keys();

@@ -19,7 +19,6 @@ mod content;
 mod crash;
 mod damage;
 mod dashboards;
-mod direction;
 mod environments;
 mod executions;
 mod exports;

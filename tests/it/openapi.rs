@@ -12,7 +12,7 @@ fn repository() -> &'static Path {
 }
 
 fn document() -> Value {
-    serde_json::from_str(&forebay::api::openapi()).expect("the document is JSON")
+    serde_json::from_str(&forebay_api::openapi()).expect("the document is JSON")
 }
 
 /// The operations of the document, with their methods and paths.

@@ -50,7 +50,7 @@ fn the_checked_in_openapi_document_is_that_of_the_routes() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/openapi/forebay.json");
     let checked_in = std::fs::read_to_string(path).unwrap_or_default();
     assert!(
-        checked_in == forebay::api::openapi(),
+        checked_in == forebay_api::openapi(),
         "openapi/forebay.json has drifted: `cargo run -p forebay -- openapi > openapi/forebay.json`"
     );
 }
@@ -59,7 +59,7 @@ fn the_checked_in_openapi_document_is_that_of_the_routes() {
 async fn documents_are_readable_without_the_internet() {
     let app = TestApp::start(Backend::Sqlite).await;
     let served = app.get("/openapi.json").await.expect(200);
-    let document: Value = serde_json::from_str(&forebay::api::openapi()).expect("the document is JSON");
+    let document: Value = serde_json::from_str(&forebay_api::openapi()).expect("the document is JSON");
     assert_eq!(served, document);
     let page = app.http.get(format!("{}/docs/", app.url)).send().await.expect("the server answers");
     assert_eq!(page.status(), 200);

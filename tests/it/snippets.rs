@@ -305,7 +305,7 @@ fn every_block_names_a_language_that_can_be_run_and_every_exception_is_needed() 
     }
 }
 
-/// Documents name functions as `src/api/guard.rs::guard` or `crates/store/src/ops/claim.rs::Claim::run`.
+/// Documents name functions as `crates/api/src/http/guard.rs::guard` or `crates/store/src/ops/claim.rs::Claim::run`.
 #[test]
 fn functions_that_documents_name_exist_in_the_named_file() {
     let pattern = regex::Regex::new(r"`([\w/-]+\.rs)((?:::\w+)+)`").expect("the pattern is valid");

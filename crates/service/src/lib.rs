@@ -17,6 +17,7 @@ pub mod ingest;
 pub mod session;
 
 pub mod conversations;
+pub mod engines;
 pub mod teachers;
 
 pub mod lease;

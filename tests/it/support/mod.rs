@@ -17,12 +17,12 @@ use std::{
 };
 
 use forebay::{
-    agents::{AgentUrls, Agents, Upstreams},
-    api::Access,
     config::Config,
     server::{AgentServer, FacadeServer, Server},
     tls::Tls,
 };
+use forebay_agents::{Agents, upstreams::Upstreams};
+use forebay_api::{agent_urls::AgentUrls, http::guard::Access};
 use forebay_client::{Client, wire::KeyRequest};
 use forebay_domain::{
     access::key::NewKey,

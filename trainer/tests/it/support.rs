@@ -19,18 +19,17 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use forebay::{
-    agents::{AgentUrls, Agents, Upstreams},
-    api::Access,
     config::{AgentsConfig, Config},
     server::{AgentServer, FacadeServer, Server},
 };
+use forebay_agents::{Agents, upstreams::Upstreams};
+use forebay_api::{agent_urls::AgentUrls, http::guard::Access};
 use forebay_client::{
     Client,
     wire::{Segment, Status, Trajectory},
 };
 use forebay_domain::clock::AnchoredClock;
-use forebay_service::Buffer;
-use forebay_service::keyring::Keyring;
+use forebay_service::{Buffer, keyring::Keyring};
 use forebay_store as store;
 use forebay_telemetry::metrics::Metrics;
 use forebay_trainer::{
