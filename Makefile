@@ -105,7 +105,7 @@ lint: ## Check formatting, run the lints and build the documentation of the code
 	$(CARGO) clippy -p forebay -p forebay-bench --all-targets -- -D warnings
 	$(CARGO) clippy -p forebay --no-default-features --all-targets -- -D warnings
 	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --document-private-items -p forebay -p forebay-wire -p forebay-domain -p forebay-telemetry -p forebay-store -p forebay-service -p forebay-api -p forebay-agents -p forebay-facades -p forebay-client -p forebay-exports -p forebay-formats -p forebay-bench
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --document-private-items -p forebay-gateway --features exact,test-engine
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --document-private-items -p forebay-gateway --features exact
 
 audit: ## Check licences and sources of dependencies, unused dependencies, container files and workflow; builds two tools once
 	CARGO=$(CARGO) ./scripts/audit

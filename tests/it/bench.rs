@@ -1,6 +1,6 @@
 //! `forebay bench`: the posted rollouts that it reports are stored.
 //!
-//! The load comes from the library of `forebay-bench`, in the process of the test. The tests in `bench/tests/it` cover
+//! The load comes from the library of `forebay-bench`, in the process of the test. The tests in `crates/bench/tests/it` cover
 //! the program itself and its requests to other services.
 
 use std::path::{Path, PathBuf};

@@ -13,7 +13,7 @@ use std::{
 };
 
 use forebay::config::Config;
-use forebay_gateway::engine::{EngineKind, FakeEngine};
+use forebay_fake_engine::{EngineKind, FakeEngine};
 use serde_json::{Value, json};
 
 use crate::support::process::Service;
@@ -79,7 +79,7 @@ fn repository() -> &'static Path {
 
 /// Every document: of the repository's root, of `docs`, and of the other crates.
 fn documents() -> Vec<String> {
-    let folders = ["", "docs", "client", "trainer", "fuzz", "configs", "scripts"];
+    let folders = ["", "docs", "crates/client", "trainer", "fuzz", "configs", "scripts"];
     let mut documents: Vec<String> = folders
         .iter()
         .filter_map(|folder| Some((folder, fs::read_dir(repository().join(folder)).ok()?)))

@@ -1,4 +1,4 @@
-"""Records what the engine answers to the tests of gateway/tests/it/recorded.rs, and compares it with what is stored."""
+"""Records what the engine answers to the tests of crates/gateway/tests/it/recorded.rs, and compares it with what is stored."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from conftest import PROCESSED, RAW, Stack
 from engine import VERSION
 
 REPOSITORY = Path(__file__).resolve().parents[3]
-STORED = REPOSITORY / "gateway/tests/recordings" / f"vllm-{VERSION}"
+STORED = REPOSITORY / "crates/gateway/tests/recordings" / f"vllm-{VERSION}"
 
 
 @pytest.mark.subject("recordings")

@@ -1,6 +1,6 @@
 //! Tool calls in a conversation whose arguments are no JSON object. The agent sends them again with every call.
 
-use forebay_gateway::engine::{EngineKind, FakeEngine};
+use forebay_fake_engine::{EngineKind, FakeEngine};
 use serde_json::{Value, json};
 
 use super::{Agent, DIALECTS, Dialect, success, trained};

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use forebay_gateway::engine::{EngineKind, FakeEngine, LogprobFault};
+use forebay_fake_engine::{EngineKind, FakeEngine, LogprobFault};
 use serde_json::{Value, json};
 
 use super::{Agent, Dialect, metric, success};

@@ -1,6 +1,6 @@
 //! Prompts that do not continue the call before them, and what the service says about the cause.
 
-use forebay_gateway::engine::{Answer, FakeEngine};
+use forebay_fake_engine::{Answer, FakeEngine};
 use serde_json::{Value, json};
 
 use super::{Agent, DIALECTS, Dialect, metric, success};

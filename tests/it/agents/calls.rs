@@ -1,6 +1,6 @@
 //! Calls that succeed, and what becomes of them.
 
-use forebay_gateway::engine::Answer;
+use forebay_fake_engine::Answer;
 use serde_json::json;
 
 use super::{Agent, DIALECTS, Dialect, answers, metric, success, trained};

@@ -5,7 +5,7 @@
 use std::path::PathBuf;
 
 use forebay::config::Config;
-use forebay_gateway::engine::{
+use forebay_fake_engine::{
     FakeEngine,
     recording::{Counts, Made, Recording, Sent},
 };

@@ -6,7 +6,7 @@
 
 use std::{collections::BTreeMap, path::PathBuf, process::ExitStatus};
 
-use forebay_gateway::engine::{Answer, EngineKind, FakeEngine};
+use forebay_fake_engine::{Answer, EngineKind, FakeEngine};
 use reqwest::Method;
 use serde_json::{Value, json};
 use tokio::process::Command;
@@ -159,7 +159,7 @@ impl Run {
                 if let (Kill::AtCall(nth), 0) = (self.kill, self.deaths)
                     && nth == number
                 {
-                    let calls = |log: &forebay_gateway::engine::Log| of_agent(log).len();
+                    let calls = |log: &forebay_fake_engine::Log| of_agent(log).len();
                     self.engine.wait(|log| calls(log) >= number).await;
                     self.kill().await;
                 }
@@ -199,8 +199,8 @@ impl Run {
 
 /// The calls of the agent that the engine has received, by their number of messages. The service's own calls, by which it
 /// tests an engine, name no session of the service.
-fn of_agent(log: &forebay_gateway::engine::Log) -> Vec<usize> {
-    let messages = |received: &forebay_gateway::engine::Received| {
+fn of_agent(log: &forebay_fake_engine::Log) -> Vec<usize> {
+    let messages = |received: &forebay_fake_engine::Received| {
         let body = received.json();
         let messages = body["messages"].as_array()?;
         (messages.first()?["content"] == QUESTIONS[0]).then_some(messages.len())

@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use forebay_gateway::engine::{IdFault, Log, LogprobFault, Switches, VersionReport};
+use forebay_fake_engine::{IdFault, Log, LogprobFault, Switches, VersionReport};
 use serde_json::{Value, json};
 use tokio::{io::AsyncWriteExt as _, net::TcpListener};
 

@@ -1,6 +1,6 @@
 //! The mode exact: whatever an agent does to the answers that it sends back, its conversation is one segment.
 
-use forebay_gateway::engine::{
+use forebay_fake_engine::{
     Answer, EngineKind, FakeEngine, IdFault,
     tokenizer::{IM_END, IM_START, decode},
 };

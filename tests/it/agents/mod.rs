@@ -29,7 +29,7 @@ mod work;
 
 use std::time::Duration;
 
-use forebay_gateway::engine::{Answer, model::logprob};
+use forebay_fake_engine::{Answer, model::logprob};
 use reqwest::{Response, StatusCode};
 use serde_json::{Value, json};
 

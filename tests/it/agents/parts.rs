@@ -1,6 +1,6 @@
 //! What stands in messages of agents besides whole texts: halves of emojis, images, references to tools.
 
-use forebay_gateway::engine::{EngineKind, FakeEngine};
+use forebay_fake_engine::{EngineKind, FakeEngine};
 use serde_json::{Value, json};
 
 use super::{Agent, DIALECTS, Dialect, error, message, success, trained};

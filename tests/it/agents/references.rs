@@ -1,6 +1,6 @@
 //! Calls of Responses that name recorded answers instead of sending them, and responses that are read again.
 
-use forebay_gateway::engine::{Answer, FakeEngine};
+use forebay_fake_engine::{Answer, FakeEngine};
 use reqwest::Response;
 use serde_json::{Value, json};
 use sqlx::Connection as _;
@@ -194,7 +194,7 @@ async fn a_repeated_answer_keeps_its_id_however_long_the_store_looks_for_it() {
 #[cfg(feature = "exact")]
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_conversation_whose_answers_are_named_is_one_segment() {
-    use forebay_gateway::engine::EngineKind;
+    use forebay_fake_engine::EngineKind;
 
     use super::exact;
 

@@ -1,6 +1,6 @@
 //! Calls whose client left before the answer, and their repeats.
 
-use forebay_gateway::engine::Log;
+use forebay_fake_engine::Log;
 use reqwest::header::{HeaderName, HeaderValue};
 use serde_json::json;
 use tokio::{

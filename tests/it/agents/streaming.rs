@@ -1,6 +1,6 @@
 //! Answers that agents receive while the engine samples them, in the mode exact with vLLM.
 
-use forebay_gateway::engine::{Answer, EngineKind, FakeEngine};
+use forebay_fake_engine::{Answer, EngineKind, FakeEngine};
 use reqwest::Response;
 use serde_json::{Value, json};
 

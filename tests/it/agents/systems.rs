@@ -1,6 +1,6 @@
 //! System messages behind the first message, for a model whose chat template takes only one.
 
-use forebay_gateway::engine::{Answer, EngineKind, FakeEngine, tokenizer::decode};
+use forebay_fake_engine::{Answer, EngineKind, FakeEngine, tokenizer::decode};
 use serde_json::{Value, json};
 
 use super::{Agent, DIALECTS, Dialect, error, message, success, trained};

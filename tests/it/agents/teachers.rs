@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use forebay_gateway::engine::{Answer, EngineKind, FakeEngine, LogprobFault, model::logprob};
+use forebay_fake_engine::{Answer, EngineKind, FakeEngine, LogprobFault, model::logprob};
 use serde_json::{Value, json};
 
 use super::{Agent, Dialect, check_row, metric};
@@ -115,7 +115,7 @@ async fn a_session_whose_teacher_fails_goes_on_and_its_finish_may_be_repeated() 
         let class = Class::start(backend, EngineKind::Sglang).await;
         let agent = class.agent(json!({})).await;
         let path = format!("/sessions/{}/finish", agent.id());
-        let faults: [fn(&mut forebay_gateway::engine::Switches); 3] = [
+        let faults: [fn(&mut forebay_fake_engine::Switches); 3] = [
             |switches| switches.failures = Some((EVERY_CALL, 503, r#"{"message": "paused"}"#.to_owned())),
             |switches| switches.logprob_fault = LogprobFault::Sentinel,
             |switches| switches.context_tokens = 3,

@@ -1,6 +1,6 @@
 //! Tools that run at the client and are no functions, in conversations that are recorded.
 
-use forebay_gateway::engine::{Answer, EngineKind, FakeEngine};
+use forebay_fake_engine::{Answer, EngineKind, FakeEngine};
 use serde_json::{Value, json};
 
 use super::{Agent, Dialect, exact, metric, success};

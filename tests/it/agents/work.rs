@@ -2,11 +2,8 @@
 
 use std::{thread, time::Duration};
 
-use forebay_gateway::{
-    Request,
-    canonical::Canonical,
-    engine::{EngineKind, FakeEngine},
-};
+use forebay_fake_engine::{EngineKind, FakeEngine};
+use forebay_gateway::{Request, canonical::Canonical};
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 use tokio::{runtime, sync::oneshot};

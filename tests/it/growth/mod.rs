@@ -11,9 +11,8 @@ mod walk;
 
 use std::{collections::BTreeSet, path::Path};
 
+use forebay_fake_engine::{EngineKind, FakeEngine};
 use serde_json::Value;
-
-use forebay_gateway::engine::{EngineKind, FakeEngine};
 
 use crate::support::{fresh_database, process::Service, with_agents, without_autovacuum};
 

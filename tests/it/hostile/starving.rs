@@ -1,6 +1,6 @@
 //! Bodies that are announced and do not come, or stop coming: they keep nobody else from being served.
 
-use forebay_gateway::engine::Answer;
+use forebay_fake_engine::Answer;
 use forebay_wire::Role;
 use serde_json::{Value, json};
 use tokio::task::JoinSet;

@@ -28,7 +28,7 @@ use forebay_domain::{
     access::key::NewKey,
     clock::{Clock, Timestamp},
 };
-use forebay_gateway::engine::{EngineKind, FakeEngine};
+use forebay_fake_engine::{EngineKind, FakeEngine};
 use forebay_service::{
     Buffer,
     keyring::{self, Keyring},

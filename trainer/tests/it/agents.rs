@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 
 use forebay_client::wire::{FinishRequest, RolloutState, SessionRequest};
-use forebay_gateway::engine::{EngineKind, FakeEngine, recording::Recording, tokenizer};
+use forebay_fake_engine::{EngineKind, FakeEngine, recording::Recording, tokenizer};
 use forebay_trainer::{
     config::TrainConfig,
     model::{ComputeKind, Decoder},

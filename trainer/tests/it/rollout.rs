@@ -14,7 +14,7 @@ use forebay_client::{
     Client,
     wire::{AckRequest, BatchDescriptor, BatchRequest, Sample, VersionRequest},
 };
-use forebay_gateway::engine::{
+use forebay_fake_engine::{
     FakeEngine,
     tokenizer::{self, IM_END},
 };
