@@ -8,7 +8,7 @@ help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 run: ## Serve on 127.0.0.1:8080 with an SQLite database in data/; needs Rust and a C compiler
-	$(CARGO) run --release -p forebay -- serve
+	$(CARGO) run --release --bin forebay -- serve
 
 test: test-service test-python test-trainer ## Run all lints and tests: the service on both databases, the Python package, the trainer on the CPU; downloads what is missing
 
@@ -20,22 +20,20 @@ test-service: lint ## Run the tests of the service and its client, without libto
 	./scripts/python-env openapi > /dev/null
 	./scripts/python-env moto > /dev/null
 	./scripts/template-fixtures --check
-# One command, because each crate alone would compile its dependencies again, with other features. The lints check
-# that each crate compiles alone.
-	$(CARGO) test -p forebay-wire -p forebay-domain -p forebay-telemetry -p forebay-store -p forebay-service -p forebay-api -p forebay-agents -p forebay-facades -p forebay-client -p forebay-formats -p forebay-gateway -p forebay-exports -p forebay -p forebay-bench
+	$(CARGO) test
 
 test-python: ## Run the lints and tests of the Python package against a service that they start
-	$(CARGO) build -p forebay
+	$(CARGO) build --bin forebay
 	python=$$(./scripts/python-env package) && \
 	$$python -m ruff format --check && $$python -m ruff check && $$python -m basedpyright --warnings && $$python -m pytest
 	python=$$(./scripts/python-env oldest) && cd python/tests && $$python -m pytest test_http.py test_tls.py test_bodies.py test_service.py
 
 test-frameworks: ## Run the tests of the Python package with PyTorch, TRL, slime (a checkout in SLIME_SRC), verl and Tinker, of exports in the oldest and newest readers of Parquet, and of imports with checkouts in NEMO_GYM_SRC and VERIFIERS_SRC, and print a table; fetches them, 6 GB; FRAMEWORKS="trl"
-	$(CARGO) build -p forebay
+	$(CARGO) build --bin forebay
 	./scripts/test-frameworks $(FRAMEWORKS)
 
 test-facades: ## Run the clients of other rollout buffers against the facades: slime's (a checkout in SLIME_SRC), Atropos' (ATROPOS_SRC; fetches PyTorch, 5 GB); FACADES="slime"
-	$(CARGO) build -p forebay
+	$(CARGO) build --bin forebay
 	./scripts/test-facades $(FACADES)
 
 test-trainer: libtorch ## Run only the trainer's lints and tests
@@ -54,58 +52,55 @@ console-bytes: ## Print the bytes of the files that browsers load for the live p
 	done
 
 console-pictures: ## Write the pictures of the live page in docs/console/
-	FOREBAY_PICTURES=docs/console $(CARGO) test -p forebay --test it -- console::pictures
+	FOREBAY_PICTURES=docs/console $(CARGO) test --test it -- console::pictures
 
 wheel: ## Build the wheels of the Python package, with the program and without, and try both in fresh environments
 	./scripts/wheel
 
 test-clients: ## Run real agents through sessions and print their segments; fetches them from PyPI and npm, 5 GB; CLIENTS="codex openai_chat"
-	$(CARGO) build -p forebay
-	$(CARGO) test -p forebay-gateway --test clients -- $(CLIENTS)
+	$(CARGO) build --bin forebay
+	$(CARGO) test --test clients -- $(CLIENTS)
 
 endure: test-engines ## Run test-engines, and agents at an engine that needs 330 s for an answer; fetches them as test-clients does; an hour; CLIENTS="codex"
-	$(CARGO) build -p forebay
-	$(CARGO) test -p forebay-gateway --test clients -- --slow $(or $(CLIENTS),claude_code codex opencode qwen_code)
+	$(CARGO) build --bin forebay
+	$(CARGO) test --test clients -- --slow $(or $(CLIENTS),claude_code codex opencode qwen_code)
 
 test-engines: ## Run sessions against a real vLLM on the CPU with tiny models and print what was checked; fetches it, 3 GB; needs Python 3.12; ENGINES="-k teacher"
-	$(CARGO) build -p forebay
+	$(CARGO) build --bin forebay
 	./scripts/test-engines -- $(ENGINES)
 
 test-openhands: libtorch ## Train a step on a group of four OpenHands rollouts, as docs/connect.md does; fetches OpenHands and libtorch; needs Python 3.12
-	$(CARGO) build -p forebay
+	$(CARGO) build --bin forebay
 	$(CARGO) build -p forebay-trainer
-	$(CARGO) test -p forebay-gateway --test clients -- openhands_group
+	$(CARGO) test --test clients -- openhands_group
 
 demo: NAME = demo
 demo: example ## Train a small model from random weights with the service, an engine, an agent and the trainer; RUN="--profile lookup --seed 2"
 
 example: libtorch ## Train an agent of examples/ with one command: NAME=generator_verifier, RUN="--seeds 1,2,3"
 	$(CARGO) build --release -p forebay-trainer
-	$(CARGO) build --release -p forebay
+	$(CARGO) build --release --bin forebay
 	python=$$(./scripts/python-env examples) && FOREBAY_BIN=$${CARGO_TARGET_DIR:-target}/release/forebay PYTHONPATH=python \
 		$$python -m forebay.run examples/$(or $(NAME),generator_verifier).toml $(RUN)
 
 examples: libtorch ## Train all agents of examples/ one after the other and print a table: NAMES="memagent exam_swarm", SEEDS=1,2,3, RUN="--chaos agent:15"
 	$(CARGO) build --release -p forebay-trainer
-	$(CARGO) build --release -p forebay
+	$(CARGO) build --release --bin forebay
 	python=$$(./scripts/python-env examples) && FOREBAY_BIN=$${CARGO_TARGET_DIR:-target}/release/forebay PYTHONPATH=python \
 		$$python scripts/examples $(NAMES) --seeds $(or $(SEEDS),1) $(RUN)
 
 simulate: ## Draw synchronous and asynchronous training of the same work to docs/async.svg; takes five minutes
-	$(CARGO) build --release -p forebay
+	$(CARGO) build --release --bin forebay
 	./scripts/simulate --seeds 5 --svg docs/async.svg
 
 lint: ## Check formatting, run the lints and build the documentation of the code
 	$(CARGO) fmt --all --check
-	$(CARGO) clippy -p forebay-wire -p forebay-domain -p forebay-telemetry -p forebay-store -p forebay-service -p forebay-api -p forebay-agents -p forebay-facades -p forebay-client --all-targets -- -D warnings
-	$(CARGO) clippy -p forebay-formats --all-targets -- -D warnings
-	$(CARGO) clippy -p forebay-gateway --all-targets -- -D warnings
-	$(CARGO) clippy -p forebay-exports --all-targets -- -D warnings
-	$(CARGO) clippy -p forebay-gateway --test clients -- -D warnings
-	$(CARGO) clippy -p forebay -p forebay-bench --all-targets -- -D warnings
+	$(CARGO) clippy --all-targets --test clients -- -D warnings
+	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --document-private-items
+
+lint-alone: ## Run the lints of each crate alone, which has only the features that it asks for
+	for crate in crates/*; do $(CARGO) clippy --manifest-path $$crate/Cargo.toml --all-targets -- -D warnings || exit 1; done
 	$(CARGO) clippy -p forebay --no-default-features --all-targets -- -D warnings
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --document-private-items -p forebay -p forebay-wire -p forebay-domain -p forebay-telemetry -p forebay-store -p forebay-service -p forebay-api -p forebay-agents -p forebay-facades -p forebay-client -p forebay-exports -p forebay-formats -p forebay-bench
-	RUSTDOCFLAGS="-D warnings" $(CARGO) doc --no-deps --document-private-items -p forebay-gateway --features exact
 
 audit: ## Check licences and sources of dependencies, unused dependencies, container files and workflow; builds two tools once
 	CARGO=$(CARGO) ./scripts/audit
@@ -117,43 +112,43 @@ fuzz-api: ## Fuzz the API against its OpenAPI document with schemathesis, SECOND
 	./scripts/fuzz-api --seconds $(or $(SECONDS),180) --seed $(or $(SEED),1)
 
 bench: ## Compare durable ingest with a handler that only reads; BENCH=--postgres, SLIME_URL and ATROPOS_URL add services
-	$(CARGO) build --release -p forebay -p forebay-bench
+	$(CARGO) build --release --bins
 	./scripts/bench $(BENCH)
 
 bench-client: ## Measure how fast one Python process posts, with the package and with requests and JSON written by hand
-	$(CARGO) build --release -p forebay
+	$(CARGO) build --release --bin forebay
 	./scripts/bench-client
 
 bench-export: ## Measure how fast forebay export writes each format, from the service and from its database, and its memory
-	$(CARGO) build --release -p forebay
+	$(CARGO) build --release --bin forebay
 	./scripts/bench-export
 
 bench-facades: ## Compare the facades with their originals on the same bodies, and their memory; SLIME_SRC names a checkout of slime; BENCH="--minutes 10"
-	$(CARGO) build --release -p forebay -p forebay-bench
+	$(CARGO) build --release --bins
 	./scripts/bench-facades $(BENCH)
 
 bench-growth: ## Compare operations on an empty ledger and on one with ten million rollouts, and time the queries of the live page on it; needs 6 GB of disk
-	$(CARGO) build --release -p forebay -p forebay-bench
+	$(CARGO) build --release --bins
 	./scripts/growth $(BENCH)
 
 bench-instructions: ## Count instructions per token of parsing and packing, which do not depend on the load; READERS=--readers adds libraries; needs valgrind
 	CARGO=$(CARGO) ./scripts/instructions $(READERS)
 
 bench-overload: ## Measure goodput, leases and recovery with ten times the connections that reach the peak
-	$(CARGO) bench -p forebay --bench overload
+	$(CARGO) bench --bench overload
 
 torture: ## Run the long versions of the reliability tests and print a table of their counts; takes hours
 	./scripts/torture --seed $(or $(SEED),7)
 
 bench-sessions: ## Measure what recording adds to the calls of agents, the size of a turn on disk, and a finish
-	$(CARGO) bench -p forebay --bench sessions
+	$(CARGO) bench --bench sessions
 
 bench-engines: ## Compare a call of a real vLLM with the same call through a session in both modes; fetches vLLM as test-engines does; BENCH="--agents 16"
-	$(CARGO) build --release -p forebay
+	$(CARGO) build --release --bin forebay
 	./scripts/test-engines --latency -- $(BENCH)
 
 bench-batches: ## Measure how long a trainer in Python takes from a leased batch to tensors, as Arrow and as JSON; fetches PyTorch, 5 GB
-	$(CARGO) build --release -p forebay
+	$(CARGO) build --release --bin forebay
 	./scripts/bench-batches
 
 bench-trainer: libtorch ## Compare the trainer's step with eager PyTorch, in turn on the same cores; fetches PyTorch, 3 GB
@@ -166,11 +161,11 @@ bench-serve: libtorch ## Compare tokens/s of forebay-trainer serve with transfor
 
 parity-slime: libtorch ## Compare the trainer with slime's formulas in PyTorch, 45 configurations; fetches PyTorch, 3 GB
 	$(CARGO) build -p forebay-trainer
-	$(CARGO) build -p forebay
+	$(CARGO) build --bin forebay
 	./scripts/parity-slime
 
 libtorch:
 	./scripts/libtorch > /dev/null
 
 openapi: ## Write openapi/forebay.json from the routes
-	$(CARGO) run -q -p forebay -- openapi > openapi/forebay.json
+	$(CARGO) run -q --bin forebay -- openapi > openapi/forebay.json

@@ -54,7 +54,7 @@ pub(crate) async fn respond(mut call: Call) -> Response {
     call.streaming = Some(Streaming::new(Arc::clone(&call.tools), move |piece| drop(sender.send(piece))));
     let call = Arc::new(call);
     // The events of a recorded answer have its id, so it is looked for before any event is sent.
-    let mut answering: Answering = match call.replay().await {
+    let mut answering: Answering = match call.begin().await {
         Ok(Some(replayed)) => Box::pin(std::future::ready(Ok(replayed))),
         Ok(None) => Box::pin(Arc::clone(&call).answer_anew().in_current_span()),
         Err(error) => return failed(&call, &error),

@@ -210,7 +210,7 @@ impl Call {
 
     /// Answers the call: with what was recorded, if its client repeats it, else with what an engine answers.
     pub(crate) async fn answer(self: Arc<Self>) -> Result<Answer, DialectError> {
-        match self.replay().await? {
+        match self.begin().await? {
             Some(replayed) => Ok(replayed),
             None => self.answer_anew().await,
         }
@@ -221,7 +221,6 @@ impl Call {
         let model = &self.request.model;
         let policy = self.permit.policy(model).map_err(|error| refusal::of(error.into()))?;
         let route = self.agents.upstreams().of_call(model, policy).map_err(|error| no_upstream(&error))?;
-        self.agents.buffer().check_room(&self.permit).await.map_err(refusal::of)?;
         if policy.is_some() {
             route.check_scale(self.permit.sampling())?;
         }
@@ -283,10 +282,10 @@ impl Call {
         Ok(Prompt { ids, special_tokens, continues })
     }
 
-    /// The recorded answer, if the client says that it repeats the call.
-    pub(crate) async fn replay(&self) -> Result<Option<Answer>, DialectError> {
+    /// The recorded answer, if the client says that it repeats the call. Any other call needs room in its session.
+    pub(crate) async fn begin(&self) -> Result<Option<Answer>, DialectError> {
         let buffer = self.agents.buffer();
-        let found = buffer.replay(&self.permit, self.dialect.name(), self.digest, self.retries()).await;
+        let found = buffer.begin_call(&self.permit, self.dialect.name(), self.digest, self.retries()).await;
         let Some(Replayed { call, response, .. }) = found.map_err(refusal::of)? else { return Ok(None) };
         let read = work::run(response.len(), || serde_json::from_str(&response)).await;
         let stored: StoredAnswer<'_> = read.map_err(|error| {

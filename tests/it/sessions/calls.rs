@@ -133,7 +133,7 @@ on_both_stores! {
         let recorded = try_record(app, &opened, lost.clone()).await.expect("recorded");
         let allowed = permit(app, &opened).await.expect("the session is open");
         let replay = async |digest, count| {
-            app.buffer.replay(&allowed, "chat", digest, count).await.expect("answered").map(|found| (found.call, found.response))
+            app.buffer.begin_call(&allowed, "chat", digest, count).await.expect("answered").map(|found| (found.call, found.response))
         };
         assert_eq!(replay(lost.body_digest, 1).await, Some((recorded, lost.response.clone())));
         assert_eq!(replay(lost.body_digest, 0).await, None, "the same body is no repeat");
@@ -158,7 +158,7 @@ on_both_stores! {
             answers.push(try_record(app, &opened, lost.clone()).await.expect("recorded"));
         }
         let repeated = async |permit: &CallPermit| {
-            let found = app.buffer.replay(permit, "chat", lost.body_digest, 1).await.expect("answered");
+            let found = app.buffer.begin_call(permit, "chat", lost.body_digest, 1).await.expect("answered");
             found.map(|found| found.call)
         };
         let permits = [permit(app, &opened).await, permit(app, &opened).await].map(|permit| permit.expect("it is open"));
@@ -211,7 +211,7 @@ on_both_stores! {
         let opened = open(app, json!({"rollout_id": "r", "max_calls": 1})).await;
         record(app, &opened, call(&[S, U, A], &[11, E])).await;
         let allowed = permit(app, &opened).await.expect("a repeated call may still be answered");
-        assert_eq!(refused(app.buffer.check_room(&allowed).await), Refusal::SessionFull("calls"));
+        assert_eq!(refused(app.buffer.begin_call(&allowed, "chat", [0; 32], 0).await), Refusal::SessionFull("calls"));
         drop(allowed);
         assert_eq!(session(app, &opened).await["full"], true);
         finish(app, &opened, 1.0).await;

@@ -247,15 +247,6 @@ async fn open_session(buffer: &Buffer, id: Option<SessionId>, key: &str) -> Resu
 }
 
 impl Buffer {
-    /// Refuses a call if its session has as much as it may have. A call that repeats another is not refused.
-    #[instrument(level = "debug", skip_all, fields(session.id = %permit.session_id()))]
-    pub async fn check_room(&self, permit: &CallPermit) -> Result<(), BufferError> {
-        match permit.full {
-            Some(what) => Err(full_of(self, &permit.session, what).await?.into()),
-            None => Ok(()),
-        }
-    }
-
     /// The refusal of a call whose prompt alone has more tokens than its session has left.
     #[instrument(level = "debug", skip_all, fields(session.id = %permit.session_id()))]
     pub async fn without_tokens(&self, permit: &CallPermit) -> Result<Refusal, BufferError> {
@@ -280,18 +271,34 @@ impl Buffer {
         Ok(())
     }
 
-    /// The recorded answer to a request that its client says it repeats; none if no answer was recorded.
+    /// Begins a call: returns the recorded answer if the client says that it repeats a request. Any other call is refused
+    /// if its session has as much as it may have; a repeat is not, because it adds nothing.
     #[instrument(level = "debug", skip_all, fields(session.id = %permit.session_id()))]
-    pub async fn replay(
+    pub async fn begin_call(
         &self,
         permit: &CallPermit,
         dialect: &str,
         body_digest: [u8; 32],
         retry_count: u32,
     ) -> Result<Option<Replayed>, BufferError> {
-        if retry_count == 0 {
-            return Ok(None);
+        if retry_count > 0
+            && let Some(replayed) = self.replay(permit, dialect, body_digest, retry_count).await?
+        {
+            return Ok(Some(replayed));
         }
+        match permit.full {
+            Some(what) => Err(full_of(self, &permit.session, what).await?.into()),
+            None => Ok(None),
+        }
+    }
+
+    async fn replay(
+        &self,
+        permit: &CallPermit,
+        dialect: &str,
+        body_digest: [u8; 32],
+        retry_count: u32,
+    ) -> Result<Option<Replayed>, BufferError> {
         // A client repeats the call whose answer it did not receive. An agent that asks the same twice has two answers, so one
         // that was delivered is not given again.
         self.flush_delivered().await?;

@@ -129,12 +129,11 @@ impl System {
         let Some(policy) = permit.policy(&model)? else { return Ok(Recorded::Forwarded) };
         let policy = policy.policy.clone();
         let answer = format!("{{\"body\":{}}}", sent.body);
-        let replayed = self.buffer.replay(permit, "chat", [sent.body; 32], sent.retries).await?;
+        let replayed = self.buffer.begin_call(permit, "chat", [sent.body; 32], sent.retries).await?;
         let (recorded, answered) = if let Some(found) = replayed {
             assert_eq!(found.response, answer, "the answer is that to the same request");
             (found.call, Recorded::Replayed { seq: found.call.seq })
         } else {
-            self.buffer.check_room(permit).await?;
             let call = NewCall {
                 policy,
                 agent: sent.agent.map(|agent| format!("agent-{agent}")),
