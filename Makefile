@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 
-.PHONY: run test test-service test-python test-frameworks test-facades test-trainer test-clients endure test-engines test-openhands demo example examples simulate lint audit fuzz fuzz-api bench bench-batches bench-client bench-engines bench-export bench-facades bench-growth bench-instructions bench-overload bench-serve bench-sessions bench-trainer console-bytes console-pictures parity-slime torture libtorch openapi wheel help
+.PHONY: run test test-service test-python test-frameworks test-facades test-trainer test-clients endure test-engines test-openhands demo example examples simulate lint audit fuzz fuzz-api bench bench-batches bench-client bench-engines bench-export bench-facades bench-growth bench-instructions bench-overload bench-serve bench-sessions bench-trainer console-bytes console-pictures parity-slime torture libtorch generate wheel help
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -167,5 +167,6 @@ parity-slime: libtorch ## Compare the trainer with slime's formulas in PyTorch, 
 libtorch:
 	./scripts/libtorch > /dev/null
 
-openapi: ## Write openapi/forebay.json from the routes
+generate: ## Write what is generated: openapi/forebay.json from the routes, python/forebay/_wire.py from that
 	$(CARGO) run -q --bin forebay -- openapi > openapi/forebay.json
+	./scripts/python-wire > python/forebay/_wire.py

@@ -7,4 +7,5 @@ from __future__ import annotations
 
 from ._retry import Retry as Retry
 from ._wire import *  # noqa: F403
+from ._wire_base import Floats as Floats, Ints as Ints, ToList as ToList
 from .versions import Version as Version

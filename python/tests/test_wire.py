@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import json
-import types
-import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,22 +20,10 @@ from forebay import _codec, _http, _wire
 DOCUMENT = json.loads((REPOSITORY / "openapi" / "forebay.json").read_text())
 SCHEMAS: dict[str, Any] = DOCUMENT["components"]["schemas"]
 
-NO_CLASS = {
-    "ApiKey": "a text",
-    "ArrowStream": "bytes",
-    "ReceiptOrBundle": "a receipt, or a list of them",
-    "TokenizerJson": "a file",
-    "StoryOrPage": "the client knows which of them it asks for",
-    "TrajectoryOrBundle": "a trajectory, or a list of them",
-    "VersionSpan": "a list of three numbers",
-}
-"""Schemas without a class, and what stands for them."""
-
 MINTED = {("Trajectory", "rollout_id")}
 """Fields with a default that the document does not have."""
 
 CLASSES = {name: cls for name, cls in vars(_wire).items() if dataclasses.is_dataclass(cls)}
-NAMES = {name: value for name, value in vars(_wire).items() if typing.get_origin(value) is typing.Literal}
 
 
 def properties(name: str) -> tuple[dict[str, Any], set[str]]:
@@ -49,84 +38,10 @@ def properties(name: str) -> tuple[dict[str, Any], set[str]]:
     return found, required
 
 
-def shape(schema: dict[str, Any]) -> Any:
-    """The form of a value: a class, a type of JSON, a set of texts, a list of a form, or an object with such values."""
-    if "oneOf" in schema:
-        (schema,) = [part for part in schema["oneOf"] if part.get("type") != "null"]
-    if "$ref" in schema:
-        name = schema["$ref"].split("/")[-1]
-        if "enum" in SCHEMAS[name]:
-            return set(SCHEMAS[name]["enum"])
-        return {"ApiKey": "string", "VersionSpan": ["integer"]}.get(name, name)
-    kind = schema["type"]
-    if isinstance(kind, list):
-        (kind,) = [part for part in kind if part != "null"]
-    if kind == "array":
-        return [shape(schema["items"])]
-    if kind == "object":
-        values = schema.get("additionalProperties")
-        return {"*": shape(values) if isinstance(values, dict) else "anything"}
-    return kind
-
-
-def shape_of_hint(hint: Any) -> Any:
-    """The same of a type in Python."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (types.UnionType, typing.Union):
-        first = [part for part in arguments if part is not type(None) and part is not _wire.ToList]
-        assert len(first) == 1, hint
-        return shape_of_hint(first[0])
-    if origin in (list, Sequence):
-        return [shape_of_hint(arguments[0])]
-    if origin in (dict, Mapping):
-        return {"*": shape_of_hint(arguments[1])}
-    if origin is typing.Literal:
-        return set(arguments)
-    if dataclasses.is_dataclass(hint):
-        return hint.__name__
-    return {str: "string", int: "integer", float: "number", bool: "boolean", Any: "anything"}[hint]
-
-
-def fields(cls: Any) -> dict[str, dataclasses.Field[Any]]:
-    return {field.metadata.get("name", field.name): field for field in dataclasses.fields(cls)}
-
-
-def is_optional(field: dataclasses.Field[Any]) -> bool:
-    return field.default is not dataclasses.MISSING or field.default_factory is not dataclasses.MISSING
-
-
-def test_each_schema_has_a_class_or_a_reason() -> None:
-    assert set(SCHEMAS) == set(CLASSES) | set(NAMES) | set(NO_CLASS)
-
-
-@pytest.mark.parametrize("name", sorted(NAMES))
-def test_the_values_of_a_name_are_those_of_the_document(name: str) -> None:
-    assert list(typing.get_args(NAMES[name])) == SCHEMAS[name]["enum"]
-
-
-@pytest.mark.parametrize("name", sorted(CLASSES))
-def test_the_fields_of_a_class_are_those_of_the_document(name: str) -> None:
-    documented, required = properties(name)
-    own, hints = fields(CLASSES[name]), typing.get_type_hints(CLASSES[name])
-    forms = {wire: shape_of_hint(hints[field.name]) for wire, field in own.items()}
-    assert forms == {wire: shape(schema) for wire, schema in documented.items()}
-    assert {wire for wire, field in own.items() if not is_optional(field)} == required
-
-
-@pytest.mark.parametrize("name", sorted(CLASSES))
-def test_defaults_are_those_of_the_document(name: str) -> None:
-    for wire, schema in properties(name)[0].items():
-        field = fields(CLASSES[name])[wire]
-        if "default" not in schema or field.default is None or not is_optional(field):
-            continue
-        has_factory = field.default_factory is not dataclasses.MISSING
-        default = field.default_factory() if has_factory else field.default  # type: ignore[misc]
-        assert written(default) == written(schema["default"], CLASSES.get(str(shape(schema)))), wire
-
-
-def written(value: Any, cls: Any = None) -> Any:
-    """A value as it is sent, without what is the default anyway."""
-    return json.loads(_codec.encode(_codec.decode(cls, value) if cls else value))
+def test_the_classes_are_those_of_the_document() -> None:
+    script = REPOSITORY / "scripts" / "python-wire"
+    written = subprocess.run([sys.executable, script], check=True, capture_output=True, text=True).stdout
+    assert Path(_wire.__file__).read_text() == written, "run `make generate`, which writes _wire.py"
 
 
 # Answers in which every field has a value, and in which only the required ones have.

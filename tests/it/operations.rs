@@ -51,7 +51,7 @@ fn the_checked_in_openapi_document_is_that_of_the_routes() {
     let checked_in = std::fs::read_to_string(path).unwrap_or_default();
     assert!(
         checked_in == forebay_api::openapi(),
-        "openapi/forebay.json has drifted: `cargo run -p forebay -- openapi > openapi/forebay.json`"
+        "openapi/forebay.json has drifted from the routes: `make generate` writes it"
     );
 }
 

@@ -118,7 +118,8 @@ pub struct ShardCount {
     pub tokens: u64,
 }
 
-/// What the shards of a batch have about equal amounts of.
+/// What the shards of a batch have about equal amounts of: tokens, or the sum of the squared lengths of their rows, with
+/// which the time of attention grows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "snake_case")]
@@ -252,10 +253,8 @@ pub struct Sample {
     /// Divisor of the logits at sampling.
     pub temperature: f32,
     /// Nucleus mass at sampling; below 1, importance ratios are biased.
-    #[serde(default = "full_mass")]
     pub top_p: f32,
     /// Number of candidates at sampling, -1 for all; above 0, importance ratios are biased.
-    #[serde(default = "all_candidates")]
     pub top_k: i32,
     /// Reward of the rollout.
     #[serde(serialize_with = "super::finite::serialize")]
@@ -275,12 +274,4 @@ pub struct Sample {
     /// Metadata as the producer sent it, on the row of segment 0; null on the other rows of the rollout.
     #[cfg_attr(feature = "openapi", schema(value_type = Option<Object>))]
     pub metadata: Option<Box<RawValue>>,
-}
-
-fn full_mass() -> f32 {
-    1.0
-}
-
-fn all_candidates() -> i32 {
-    -1
 }

@@ -70,6 +70,7 @@ def random_rows(dice: random.Random, weighting: str, *, groups: int, size: int) 
                     loss_mask=mask,
                     logprobs=[-dice.random() for _ in mask],
                     temperature=1.0,
+                    top_p=1.0,
                     top_k=-1,
                     reward=dice.random(),
                     advantage=advantage,
