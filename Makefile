@@ -167,6 +167,7 @@ parity-slime: libtorch ## Compare the trainer with slime's formulas in PyTorch, 
 libtorch:
 	./scripts/libtorch > /dev/null
 
-generate: ## Write what is generated: openapi/forebay.json from the routes, python/forebay/_wire.py from that
+generate: ## Write what is generated: openapi/forebay.json from the routes, the types of Python from that, and the dashboard
 	$(CARGO) run -q --bin forebay -- openapi > openapi/forebay.json
 	./scripts/python-wire > python/forebay/_wire.py
+	$(CARGO) run -q -p forebay-telemetry --example dashboard > configs/grafana-dashboard.json

@@ -81,6 +81,11 @@ const LEFT_OUT_KINDS: [&str; 30] = [
 const NATS_BUCKETS: &[f64] = &[0.001, 0.003, 0.01, 0.02, 0.05, 0.1, 0.3, 1.0, 3.0, 10.0];
 const AGE_BUCKETS_S: &[f64] = &[0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0];
 
+/// The names of all metrics.
+#[cfg(test)]
+pub(crate) const NAMES: [&[&str]; 5] =
+    [HttpMetrics::NAMES, FlowMetrics::NAMES, LedgerMetrics::NAMES, SweepMetrics::NAMES, StoreMetrics::NAMES];
+
 /// Every metric of the service.
 #[derive(Debug)]
 pub struct Metrics {

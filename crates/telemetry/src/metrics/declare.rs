@@ -24,6 +24,10 @@ macro_rules! declare {
         )+}
 
         impl $Struct {
+            /// The names of these metrics.
+            #[cfg(test)]
+            const NAMES: &'static [&'static str] = &[$($name),+];
+
             fn register(registry: &prometheus::Registry) -> Self {
                 use $crate::metrics::declare::Declared;
                 Self {$(
