@@ -170,4 +170,4 @@ libtorch:
 generate: ## Write what is generated: openapi/forebay.json from the routes, the types of Python from that, and the dashboard
 	$(CARGO) run -q --bin forebay -- openapi > openapi/forebay.json
 	./scripts/python-wire > python/forebay/_wire.py
-	$(CARGO) run -q -p forebay-telemetry --example dashboard > configs/grafana-dashboard.json
+	$(CARGO) run -q --example dashboard > configs/grafana-dashboard.json

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ._answers import Labels
-from ._wire import Admission, Receipt, Sampling, Trajectory
+from ._wire import Receipt, Trajectory
 from .errors import RecordError
 from .rollout import AsyncRollout, Rollout, post_all_aborted
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ._options import BundledOptions
     from .aio import AsyncClient
     from .client import Client
     from .state import State
@@ -39,40 +40,9 @@ class Bundle:
         self._lock = threading.Lock()
         self._receipts: list[Receipt] | None = None
 
-    def rollout(
-        self,
-        policy: str = "default",
-        *,
-        rollout_id: str | None = None,
-        group_id: str | None = None,
-        group_size: int | None = None,
-        epoch: int | None = None,
-        environment: str | None = None,
-        policy_version: int | None = None,
-        admission: Admission | None = None,
-        sampling: Sampling | Mapping[str, Any] | None = None,
-        version_labels: Labels | None = None,
-        model: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-    ) -> Rollout:
+    def rollout(self, policy: str = "default", **options: Unpack[BundledOptions]) -> Rollout:
         """Begins a rollout of the bundle, with the arguments of `Client.rollout`."""
-        rollout = Rollout(
-            self._client,
-            policy,
-            bundle=self,
-            rollout_id=rollout_id,
-            group_id=group_id,
-            group_size=group_size,
-            epoch=epoch,
-            environment=environment,
-            execution_id=self.execution_id,
-            policy_version=policy_version,
-            admission=admission,
-            sampling=sampling,
-            version_labels=version_labels,
-            model=model,
-            metadata=metadata,
-        )
+        rollout = Rollout(self._client, policy, bundle=self, execution_id=self.execution_id, **options)
         with self._lock:
             check_room(len(self.rollouts), self._receipts)
             self.rollouts.append(rollout)
@@ -131,41 +101,10 @@ class AsyncBundle:
         self._state = state
         self._receipts: list[Receipt] | None = None
 
-    def rollout(
-        self,
-        policy: str = "default",
-        *,
-        rollout_id: str | None = None,
-        group_id: str | None = None,
-        group_size: int | None = None,
-        epoch: int | None = None,
-        environment: str | None = None,
-        policy_version: int | None = None,
-        admission: Admission | None = None,
-        sampling: Sampling | Mapping[str, Any] | None = None,
-        version_labels: Labels | None = None,
-        model: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-    ) -> AsyncRollout:
+    def rollout(self, policy: str = "default", **options: Unpack[BundledOptions]) -> AsyncRollout:
         """Begins a rollout of the bundle when it is awaited, with the arguments of `AsyncClient.rollout`."""
         check_room(len(self.rollouts), self._receipts)
-        rollout = AsyncRollout(
-            self._client,
-            policy,
-            bundle=self,
-            rollout_id=rollout_id,
-            group_id=group_id,
-            group_size=group_size,
-            epoch=epoch,
-            environment=environment,
-            execution_id=self.execution_id,
-            policy_version=policy_version,
-            admission=admission,
-            sampling=sampling,
-            version_labels=version_labels,
-            model=model,
-            metadata=metadata,
-        )
+        rollout = AsyncRollout(self._client, policy, bundle=self, execution_id=self.execution_id, **options)
         self.rollouts.append(rollout)
         return rollout
 

@@ -16,14 +16,17 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, cast
 
 from . import _answers
-from ._answers import Labels, field
+from ._answers import field
+from ._options import RolloutOptions, check_names, numbered, sampling_of
 from ._record import TOKENS_MAX, Turns
 from ._retry import Retry
 from ._uuid import uuid7
-from ._wire import Admission, Receipt, Sampling, Status, Trajectory, Turn
+from ._wire import Receipt, Status, Trajectory, Turn
 from .errors import EngineAborted, ForebayError, RecordError
 
 if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
     from .aio import AsyncClient
     from .client import Client
 
@@ -71,32 +74,18 @@ class Reply(str):
 class Recording:
     """What a rollout consists of so far, without the calls to the service."""
 
-    def __init__(
-        self,
-        policy: str,
-        *,
-        rollout_id: str | None,
-        group_id: str | None,
-        group_size: int | None,
-        epoch: int | None,
-        environment: str | None,
-        execution_id: str | None,
-        policy_version: int | None,
-        admission: Admission | None,
-        sampling: Sampling | Mapping[str, Any] | None,
-        version_labels: Labels | None,
-        model: str | None,
-        metadata: Mapping[str, Any] | None,
-    ) -> None:
+    def __init__(self, policy: str, options: RolloutOptions) -> None:
+        check_names("rollout", options, RolloutOptions.__optional_keys__)
+        data_pass, admission = options.get("data_pass"), options.get("admission")
         self.policy = policy
-        self.rollout_id = numbered(rollout_id, epoch) or uuid7()
-        self.group_id = numbered(group_id, epoch)
-        self.group_size = group_size
-        self.environment = environment
-        self.execution_id = execution_id
+        self.rollout_id = numbered(options.get("rollout_id"), data_pass) or uuid7()
+        self.group_id = numbered(options.get("group_id"), data_pass)
+        self.group_size = options.get("group_size")
+        self.environment = options.get("environment")
+        self.execution_id = options.get("execution_id")
         self.admission_id = None if admission is None else admission.admission_id
-        self.sampling = Sampling(**sampling) if isinstance(sampling, Mapping) else sampling
-        self.model = model or policy
+        self.sampling = sampling_of(options)
+        self.model = options.get("model") or policy
         """The name of the model in calls that `chat` makes."""
         self.reward: float | None = None
         """The reward of the whole rollout. Set it before the end of the block."""
@@ -105,9 +94,11 @@ class Recording:
         """How the execution ended. If it is not set: `completed`, or `truncated` if the recorder became full."""
         self.messages: Sequence[Mapping[str, Any]] | None = None
         """The conversation, to be kept with the rollout. Nothing is trained on it."""
-        self.metadata: dict[str, Any] = dict(metadata or {})
-        self._policy_version: int | None = policy_version if admission is None else admission.policy_version
-        self._labels = version_labels
+        self.metadata: dict[str, Any] = dict(options.get("metadata") or {})
+        self._policy_version: int | None = (
+            options.get("policy_version") if admission is None else admission.policy_version
+        )
+        self._labels = options.get("version_labels")
         self._turns = Turns()
         self._aborted: str | None = None
         self._receipt: Receipt | None = None
@@ -244,8 +235,10 @@ class Rollout(Recording):
     goes on. Several threads may record into one rollout.
     """
 
-    def __init__(self, client: Client, policy: str, *, bundle: object | None = None, **given: Any) -> None:
-        super().__init__(policy, **given)
+    def __init__(
+        self, client: Client, policy: str, *, bundle: object | None = None, **options: Unpack[RolloutOptions]
+    ) -> None:
+        super().__init__(policy, options)
         self._client = client
         self._bundle = bundle
         self._lock = threading.Lock()
@@ -340,11 +333,6 @@ def _pauses() -> Iterator[float | None]:
     yield None
 
 
-def numbered(name: str | None, epoch: int | None) -> str | None:
-    """An id with the number of the pass over the data set, because every pass needs ids of its own."""
-    return name if name is None or epoch is None else f"{name}.e{epoch}"
-
-
 def _plain(message: Any) -> dict[str, Any]:
     if hasattr(message, "model_dump"):
         message = message.model_dump()
@@ -356,8 +344,10 @@ def _plain(message: Any) -> dict[str, Any]:
 class AsyncRollout(Recording):
     """`Rollout` for asyncio: `async with fb.rollout(...) as r`, or `r = await b.rollout(...)` of a bundle."""
 
-    def __init__(self, client: AsyncClient, policy: str, *, bundle: object | None = None, **given: Any) -> None:
-        super().__init__(policy, **given)
+    def __init__(
+        self, client: AsyncClient, policy: str, *, bundle: object | None = None, **options: Unpack[RolloutOptions]
+    ) -> None:
+        super().__init__(policy, options)
         self._client = client
         self._bundle = bundle
 

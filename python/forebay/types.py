@@ -5,6 +5,7 @@ They have the names of the schemas of the OpenAPI document, and `Retry` is the r
 
 from __future__ import annotations
 
+from ._options import RolloutOptions as RolloutOptions, SessionOptions as SessionOptions
 from ._retry import Retry as Retry
 from ._wire import *  # noqa: F403
 from ._wire_base import Floats as Floats, Ints as Ints, ToList as ToList

@@ -63,7 +63,7 @@ def run(environment: dict[str, str], beginning: str) -> str:
 def test_the_agent_posts_groups_of_one_segment_each(environment: dict[str, str]) -> None:
     lines = run(environment, "Save it as agent.py").splitlines()
     assert lines == [
-        f"{task}/{place}.e0 kept {state} 1 segment"
+        f"{task}/{place}.pass0 kept {state} 1 segment"
         for task in ("17x23", "4x12")
         for place, state in enumerate(("open", "ready"))
     ]

@@ -251,8 +251,18 @@ def test_what_the_service_refuses_can_be_corrected_and_posted_again(fb: forebay.
 
 
 def test_the_number_of_the_pass_is_a_part_of_the_ids(fb: forebay.Client, policy: str) -> None:
-    r = fb.rollout(policy, group_id="gsm8k-17", rollout_id="gsm8k-17-0", epoch=3)
-    assert (r.group_id, r.rollout_id) == ("gsm8k-17.e3", "gsm8k-17-0.e3")
+    r = fb.rollout(policy, group_id="gsm8k-17", rollout_id="gsm8k-17-0", data_pass=3)
+    assert (r.group_id, r.rollout_id) == ("gsm8k-17.pass3", "gsm8k-17-0.pass3")
+
+
+def test_an_argument_that_does_not_exist_is_refused(
+    fb: forebay.Client, asynchronous: forebay.AsyncClient, policy: str
+) -> None:
+    methods: list[Any] = [fb.rollout, fb.bundle().rollout, fb.session]
+    methods += [asynchronous.rollout, asynchronous.bundle().rollout, asynchronous.session]
+    for begin in methods:
+        with pytest.raises(TypeError, match="no argument epoch: it takes .*data_pass"):
+            begin(policy, epoch=3)
 
 
 def test_an_admission_brings_the_version(fb: forebay.Client, policy: str) -> None:

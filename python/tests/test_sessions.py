@@ -60,11 +60,11 @@ def ask(session: forebay.sessions.Session, text: str, model: str = "policy") -> 
 
 
 def test_a_session_is_finished_with_its_reward_at_the_end_of_the_block(fb: forebay.Client, policy: str) -> None:
-    with fb.session(policy, group_id="g", epoch=2, metadata={"task": 1}) as s:
+    with fb.session(policy, group_id="g", data_pass=2, metadata={"task": 1}) as s:
         assert ask(s, "hi") == "scripted says hi"
         s.reward, s.reward_components["tests"] = 1.0, 0.5
         s.metadata["note"] = "fine"
-    assert [(receipt.verdict, receipt.group_id) for receipt in s.receipts] == [("kept", "g.e2")]
+    assert [(receipt.verdict, receipt.group_id) for receipt in s.receipts] == [("kept", "g.pass2")]
     assert s.ended.assembly.calls == 1
     batch = fb.lease(policy, wait_ms=10_000)
     assert batch is not None

@@ -1,0 +1,105 @@
+"""The arguments of rollouts and sessions, which both clients and both kinds of bundles take by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypedDict
+
+from ._answers import Labels
+from ._wire import Admission, Sampling, SessionModel
+
+
+class CommonOptions(TypedDict, total=False):
+    """What rollouts and sessions have in common. Everything may be left out, and None means the same."""
+
+    rollout_id: str | None
+    """Id of the rollout. Without one it gets a new one."""
+    group_id: str | None
+    """Id of the group: rollouts of one task that are compared with each other."""
+    group_size: int | None
+    """Size of the group in rollouts; that of the policy's rules if it is left out."""
+    data_pass: int | None
+    """Number of the pass over the data set. It is appended to `group_id` and `rollout_id`, as in `17.pass2`, because
+    every pass needs ids of its own."""
+    environment: str | None
+    """Label of the environment."""
+    sampling: Sampling | Mapping[str, Any] | None
+    """How tokens are sampled."""
+    metadata: Mapping[str, Any] | None
+    """What is kept with the rollout."""
+
+
+class BundledOptions(CommonOptions, total=False):
+    """The arguments of a rollout in a bundle."""
+
+    policy_version: int | None
+    """The version of the weights that generate the rollout. Otherwise that of the `admission`, or the current one."""
+    admission: Admission | None
+    """Room that was reserved for the rollout."""
+    version_labels: Labels | None
+    """What the labels of the engine's weights mean as versions, if they are not the numbers of the versions: a mapping,
+    or a function that may return None."""
+    model: str | None
+    """The name of the model in calls of `chat`, which is otherwise that of the policy."""
+
+
+class RolloutOptions(BundledOptions, total=False):
+    """The arguments of a rollout."""
+
+    execution_id: str | None
+    """Id of the execution that the rollout belongs to."""
+
+
+class SessionOptions(CommonOptions, total=False):
+    """The arguments of a session."""
+
+    models: Mapping[str, SessionModel | str | None] | None
+    """What the agent's model names stand for: the name of a policy, or None for a model that is not trained."""
+    execution_id: str | None
+    """Id of the execution that the session belongs to."""
+    ttl_s: int | None
+    """Seconds after which the session expires."""
+    idle_s: int | None
+    """Seconds without a call after which the session expires."""
+    max_calls: int | None
+    """The most calls."""
+
+
+def session_request(policy: str | None, options: SessionOptions) -> dict[str, Any]:
+    """The arguments of `open_session`."""
+    check_names("session", options, SessionOptions.__optional_keys__)
+    arguments: dict[str, Any] = dict(options)
+    data_pass = arguments.pop("data_pass", None)
+    return arguments | {
+        "policy": policy,
+        "models": _models(options.get("models")),
+        "rollout_id": numbered(options.get("rollout_id"), data_pass),
+        "group_id": numbered(options.get("group_id"), data_pass),
+        "sampling": sampling_of(options),
+    }
+
+
+def check_names(what: str, options: Mapping[str, Any], known: frozenset[str]) -> None:
+    """Refuses arguments that do not exist, as Python does where a function lists them."""
+    if unknown := options.keys() - known:
+        raise TypeError(f"a {what} has no argument {', '.join(sorted(unknown))}: it takes {', '.join(sorted(known))}")
+
+
+def numbered(name: str | None, data_pass: int | None) -> str | None:
+    """An id with the number of the pass over the data set."""
+    return name if name is None or data_pass is None else f"{name}.pass{data_pass}"
+
+
+def sampling_of(options: CommonOptions) -> Sampling | None:
+    """The sampling, which may be given as a mapping."""
+    sampling = options.get("sampling")
+    return Sampling(**sampling) if isinstance(sampling, Mapping) else sampling
+
+
+def _models(models: Mapping[str, SessionModel | str | None] | None) -> dict[str, SessionModel] | None:
+    if models is None:
+        return None
+    return {
+        name: stands_for if isinstance(stands_for, SessionModel) else SessionModel(policy=stands_for)
+        for name, stands_for in models.items()
+    }
