@@ -19,10 +19,7 @@ use std::{
 };
 
 use axum::http::uri::Authority;
-use forebay_agents::{
-    AgentOptions,
-    upstreams::{UpstreamConfig, Upstreams},
-};
+use forebay_agents::{AgentOptions, configured::UpstreamConfig, upstreams::Upstreams};
 use forebay_api::{http::body::BodyLimits, routes::tokenizers::Tokenizers};
 use forebay_domain::{ids::PolicyName, rules::Rules, surrogates::LoneSurrogates};
 use forebay_facades::FacadeConfig;

@@ -5,7 +5,7 @@ use std::{
     path::PathBuf,
 };
 
-use forebay_agents::upstreams::{ExactConfig, FamilyConfig, UpstreamConfig};
+use forebay_agents::configured::{ExactConfig, FamilyConfig, UpstreamConfig};
 use forebay_domain::{access::globs::PolicyGlobs, ids::check_name};
 use forebay_gateway::{
     system::LaterSystem,

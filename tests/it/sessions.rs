@@ -9,7 +9,7 @@ use std::time::Duration;
 use forebay_domain::{refusal::Refusal, session::RecordedCall};
 use forebay_service::{
     error::BufferError,
-    session::{CallPermit, NewCall},
+    session::record::{CallPermit, NewCall},
 };
 use forebay_wire::VersionSpan;
 use serde_json::{Value, json};

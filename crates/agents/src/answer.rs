@@ -4,6 +4,7 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
+    time::Instant,
 };
 
 use axum::{
@@ -12,6 +13,7 @@ use axum::{
     response::Response,
 };
 use bytes::Bytes;
+use forebay_api::http::budget::{FREE_ANSWER_BYTES, paid};
 use forebay_domain::ids::CallPk;
 use forebay_gateway::{
     Dialect, DialectError,
@@ -28,7 +30,7 @@ use tokio::{
 use tracing::Instrument as _;
 
 use crate::{
-    body,
+    body::{overloaded, owner},
     call::{Answer, Call, answer_bytes},
     orphans::{Answering, Unanswered},
 };
@@ -101,7 +103,25 @@ async fn written(
         None => Bytes::from(call.dialect.answer(&completion, &envelope)),
     };
     let bytes = work::run(answer_bytes(&completion), write).await;
-    Ok(Written { bytes: body::pay(call, bytes).await?, recorded })
+    Ok(Written { bytes: pay(call, bytes).await?, recorded })
+}
+
+/// Takes bytes of the budget for an answer until it is written or the connection ends. A client that does not read would
+/// make the service hold answers otherwise. If there is no room in time, the client repeats the call and gets the
+/// recorded answer.
+async fn pay(call: &Call, answer: Bytes) -> Result<Bytes, DialectError> {
+    if answer.len() <= FREE_ANSWER_BYTES {
+        return Ok(answer);
+    }
+    let patience = if call.request.stream {
+        call.agents.options().read_timeout
+    } else {
+        call.times.answer_by.saturating_duration_since(Instant::now())
+    };
+    let taking =
+        call.agents.0.bytes.take_more(owner(call.permit.session_id()), call.body_bytes(), answer.len(), patience);
+    let share = taking.await.map_err(|_| overloaded())?;
+    Ok(paid(answer, share))
 }
 
 fn encoded(events: &[SseEvent]) -> Bytes {

@@ -13,11 +13,11 @@ use forebay_domain::{
 };
 use forebay_gateway::{
     DialectError, UpstreamError,
-    upstream::{Answered, EngineCall, PublishedVersion, Sampling},
+    upstream::{Answered, EngineCall, PublishedVersion},
 };
 use forebay_service::error::BufferError;
 
-use crate::{Agents, call::Call, refusal, upstreams::Route};
+use crate::{Agents, call::Call, refusal, sampling, upstreams::Route};
 
 /// A session that has room for fewer tokens than this bounds what the engine may sample. Engines refuse a bound that
 /// does not fit into their context together with the prompt, so it is not named without need.
@@ -116,7 +116,7 @@ impl Call {
             exact: route.exact.as_ref().zip(prompt).map(|(exact, ids)| exact.ids(ids, &text)),
             request: &self.request,
             model: &route.model,
-            sampling: sampling(self.permit.sampling()),
+            sampling: sampling::told(self.permit.sampling()),
             max_tokens,
             streaming: self.streaming.as_ref(),
             session: &self.permit.session_id().to_string(),
@@ -200,30 +200,5 @@ impl PublishedVersion for Published<'_> {
             let read = if is_first { None } else { self.call.current_version(self.policy).await };
             read.unwrap_or(self.first)
         })
-    }
-}
-
-/// The number as the producer wrote it, which is its shortest decimal: 0.7 and not 0.699999988079071.
-pub(crate) fn widened(value: f32) -> f64 {
-    value.to_string().parse().unwrap_or_else(|_| f64::from(value))
-}
-
-/// The sampling as engines are told.
-pub(crate) fn sampling(sampling: forebay_wire::Sampling) -> Sampling {
-    Sampling {
-        temperature: widened(sampling.temperature),
-        top_p: widened(sampling.top_p),
-        top_k: sampling.top_k.into(),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn engines_are_sent_the_number_that_the_producer_wrote() {
-        let wire = forebay_wire::Sampling { temperature: 0.7, top_p: 0.95, top_k: -1 };
-        assert_eq!(sampling(wire), Sampling { temperature: 0.7, top_p: 0.95, top_k: -1 });
     }
 }

@@ -6,7 +6,7 @@
 //! does not wait for it, and is given up when the service stops.
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, PoisonError},
     time::{Duration, Instant},
 };
 
@@ -19,19 +19,10 @@ use forebay_gateway::{
     Completion,
     upstream::{EngineKind, Range, Scoring, probe::LogprobScale},
 };
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::OwnedSemaphorePermit;
 use tracing::Instrument as _;
 
-use crate::{
-    Agents,
-    asking::{published, widened},
-    call::Call,
-    teachers::SCORE_TIMEOUT,
-    upstreams::Route,
-};
-
-/// How many audits of one engine are in memory. One runs, and the others wait for it.
-const AUDITS_MAX: usize = 8;
+use crate::{Agents, asking::published, call::Call, sampling::widened, scoring::SCORE_TIMEOUT, upstreams::Route};
 
 /// What an audit takes of the budget for each id: the id and its log-probability, the request, and the scores.
 const ID_BYTES: usize = 48;
@@ -53,20 +44,6 @@ pub struct AuditOptions {
     pub share: f64,
     /// The most ids for which an engine computes logits in an audit.
     pub tokens_max: usize,
-}
-
-/// The audits of one engine.
-#[derive(Debug)]
-pub(crate) struct Audits {
-    places: Arc<Semaphore>,
-    turn: Semaphore,
-    warned: Mutex<Option<Instant>>,
-}
-
-impl Default for Audits {
-    fn default() -> Self {
-        Self { places: Arc::new(Semaphore::new(AUDITS_MAX)), turn: Semaphore::new(1), warned: Mutex::default() }
-    }
 }
 
 /// A call that will be audited once it is recorded.

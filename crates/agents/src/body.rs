@@ -1,24 +1,20 @@
 //! Bodies of calls and of their answers. They take bytes from one budget, which bodies keep as long as their calls are in
 //! flight.
 
-use std::{
-    cell::RefCell,
-    time::{Duration, Instant},
-};
+use std::{cell::RefCell, time::Duration};
 
 use axum::body::{Body, HttpBody as _};
 use bytes::{Bytes, BytesMut};
 use forebay_api::http::budget::{
-    FREE_ANSWER_BYTES, Owner, Shares,
+    Owner, Shares,
     arriving::{Arriving, Limits, Unread},
-    paid,
 };
 use forebay_domain::{ids::SessionId, surrogates::LoneSurrogates};
 use forebay_gateway::{DialectError, structure, work};
 use forebay_wire::{has_lone_surrogates, replace_lone_surrogates_in};
 use http_body_util::BodyExt as _;
 
-use crate::{Agents, call::Call};
+use crate::Agents;
 
 /// How long the body of a refused call is read and discarded. A client that still writes would not read the answer.
 const DISCARD_TIMEOUT: Duration = Duration::from_secs(10);
@@ -114,29 +110,11 @@ pub(crate) async fn discard(mut body: Body) {
     let _ = tokio::time::timeout(DISCARD_TIMEOUT, rest).await;
 }
 
-/// Takes bytes of the budget for an answer until it is written or the connection ends. A client that does not read would
-/// make the service hold answers otherwise. If there is no room in time, the client repeats the call and gets the
-/// recorded answer.
-pub(crate) async fn pay(call: &Call, answer: Bytes) -> Result<Bytes, DialectError> {
-    if answer.len() <= FREE_ANSWER_BYTES {
-        return Ok(answer);
-    }
-    let patience = if call.request.stream {
-        call.agents.options().read_timeout
-    } else {
-        call.times.answer_by.saturating_duration_since(Instant::now())
-    };
-    let taking =
-        call.agents.0.bytes.take_more(owner(call.permit.session_id()), call.body_bytes(), answer.len(), patience);
-    let share = taking.await.map_err(|_| overloaded())?;
-    Ok(paid(answer, share))
-}
-
-fn owner(session: SessionId) -> Owner {
+pub(crate) fn owner(session: SessionId) -> Owner {
     Owner::new(&session.to_string())
 }
 
-fn overloaded() -> DialectError {
+pub(crate) fn overloaded() -> DialectError {
     busy("too many bytes of calls are in flight")
 }
 

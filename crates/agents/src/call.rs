@@ -2,7 +2,6 @@
 
 use std::{
     borrow::Cow,
-    collections::BTreeMap,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -31,11 +30,10 @@ use forebay_gateway::{
 use forebay_service::{
     engines::NoUpstream,
     error::BufferError,
-    session::{CallPermit, NewCall, Replayed},
+    session::record::{CallPermit, NewCall, Replayed},
 };
 use forebay_telemetry::metrics::CallInFlight;
 use forebay_wire::VersionSpan;
-use serde::{Deserialize, Serialize};
 use tokio::runtime::Handle;
 use tracing::Instrument as _;
 use uuid::Uuid;
@@ -49,6 +47,7 @@ use crate::{
     exact::Exact,
     histories::{Holds, Recorded},
     references, refusal,
+    stored::StoredAnswer,
     upstreams::Route,
 };
 
@@ -95,42 +94,6 @@ pub(crate) struct Answer {
     pub(crate) envelope: Envelope,
     /// The recorded call; none if it is not recorded.
     pub(crate) recorded: Option<CallPk>,
-}
-
-/// The answer as it is stored. The ids have columns of their own.
-#[derive(Serialize, Deserialize)]
-pub(crate) struct StoredAnswer<'a> {
-    id: Cow<'a, str>,
-    created_s: u64,
-    pub(crate) completion: Cow<'a, Completion>,
-    /// The model as the agent named it. Answers of earlier versions do not have it.
-    #[serde(default)]
-    model: Cow<'a, str>,
-    /// What the client calls the tools in it.
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    tools: ClientTools,
-    /// The bytes at the beginning of the request's first message that are instructions.
-    #[serde(default, skip_serializing_if = "is_zero")]
-    pub(crate) instructions: usize,
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
-fn is_zero(count: &usize) -> bool {
-    *count == 0
-}
-
-impl StoredAnswer<'_> {
-    /// The answer in another dialect's words, without the request that it answered.
-    pub(crate) fn written(self, dialect: Dialect) -> Vec<u8> {
-        let envelope = Envelope {
-            id: self.id.into_owned(),
-            created_s: self.created_s,
-            model: self.model.into_owned(),
-            stream_usage: false,
-            tools: Arc::new(self.tools),
-        };
-        dialect.answer(&self.completion, &envelope)
-    }
 }
 
 impl Call {

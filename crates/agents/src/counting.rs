@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::http::HeaderMap;
 use forebay_gateway::{Dialect, DialectError, canonical::Canonical, lineage::AgentLabel, work};
-use forebay_service::session::CallPermit;
+use forebay_service::session::record::CallPermit;
 
 use crate::{
     Agents, blocking,

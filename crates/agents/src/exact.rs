@@ -11,7 +11,7 @@ use forebay_gateway::{
     upstream::{EngineKind, ExactPrompt, probe::probe_request},
 };
 
-use crate::upstreams::{ExactConfig, FamilyConfig};
+use crate::configured::{ExactConfig, FamilyConfig};
 
 /// The tokenizer and the template of an engine's model.
 #[derive(Debug)]

@@ -13,7 +13,11 @@ use forebay_gateway::{
 use forebay_service::{
     Buffer,
     error::BufferError,
-    session::{CallPermit, KnownCalls, RecentSessions, RecordedText, RecordedTexts},
+    session::{
+        recent::{KnownCalls, RecentSessions},
+        record::CallPermit,
+        texts::{RecordedText, RecordedTexts},
+    },
 };
 use forebay_store::error::StoreError;
 use serde::Deserialize;

@@ -25,6 +25,7 @@ mod blocking;
 mod body;
 mod breaks;
 mod call;
+pub mod configured;
 mod counting;
 #[cfg_attr(not(feature = "exact"), path = "no_exact.rs")]
 mod exact;
@@ -33,6 +34,9 @@ pub mod listener;
 mod orphans;
 mod references;
 mod refusal;
+mod sampling;
+mod scoring;
+mod stored;
 mod teachers;
 pub mod upstreams;
 

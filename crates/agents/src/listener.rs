@@ -21,7 +21,7 @@ use forebay_gateway::{
     Dialect, DialectError,
     dialect::{Model, token_count},
 };
-use forebay_service::{error::BufferError, session::CallPermit};
+use forebay_service::{error::BufferError, session::record::CallPermit};
 use forebay_telemetry::otlp;
 use tower_http::{
     catch_panic::CatchPanicLayer,

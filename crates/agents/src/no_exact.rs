@@ -8,7 +8,7 @@ use forebay_gateway::{
     upstream::{EngineKind, ExactPrompt, Upstream, UpstreamError},
 };
 
-use crate::upstreams::ExactConfig;
+use crate::configured::ExactConfig;
 
 /// The tokenizer and the template of an engine's model, which this build cannot load.
 #[derive(Debug)]

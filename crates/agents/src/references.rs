@@ -9,9 +9,12 @@ use forebay_gateway::{
     system::without_instructions,
     work,
 };
-use forebay_service::session::{CallPermit, CallText, TextPage};
+use forebay_service::session::{
+    record::CallPermit,
+    texts::{CallText, TextPage},
+};
 
-use crate::{Agents, body, call::StoredAnswer, histories::Holds, refusal};
+use crate::{Agents, body, histories::Holds, refusal, stored::StoredAnswer};
 
 /// Finds what a request names. Each call is read once, and what is read takes bytes of the budget.
 pub(crate) async fn resolve(

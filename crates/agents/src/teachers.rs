@@ -10,15 +10,10 @@ use futures::{StreamExt as _, TryStreamExt as _};
 use tokio::time::Instant;
 
 use crate::{
-    asking::widened,
+    sampling::widened,
+    scoring::{SCORE_TIMEOUT, SCORES_AT_ONCE},
     upstreams::{Route, Upstreams},
 };
-
-/// How many segments one engine scores at once. Reading prompts keeps an engine busy with a few of them.
-pub(crate) const SCORES_AT_ONCE: usize = 16;
-
-/// How long an engine may take for one segment. A paused engine does not answer.
-pub(crate) const SCORE_TIMEOUT: Duration = Duration::from_mins(5);
 
 /// How long it is believed what a probe found.
 const PROBE_EVERY: Duration = Duration::from_mins(1);

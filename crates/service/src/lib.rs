@@ -66,7 +66,7 @@ use crate::{
     conversations::{Conversations, NoConversations},
     error::BufferError,
     looking::{insight, journal::Noticed},
-    session::{Delivered, InFlight, PathCache},
+    session::{delivery::Delivered, in_flight::InFlight, record::PathCache},
     teachers::{NoTeachers, Teachers},
     waiting::{askers::Askers, replicas::Replicas, waiter_slots::WaiterSlots, wakers::Wakers},
 };
@@ -151,7 +151,7 @@ impl Buffer {
             gates: Arc::default(),
             last_seen_rules: Arc::default(),
             in_flight: Arc::default(),
-            call_paths: Arc::new(session::path_cache()),
+            call_paths: Arc::new(session::record::path_cache()),
             delivered: Arc::default(),
             teachers: Arc::new(NoTeachers),
             conversations: Arc::new(NoConversations),

@@ -13,37 +13,22 @@
 //! - `end`: has the calls assembled and ingests the rollouts; the session ends in the same transaction.
 //! - `rollouts`: assembles the calls. `breaks` finds out why prompts do not continue earlier calls.
 //! - `teacher`: has a teacher score the segments between assembling and ingest.
-//! - `calls`: the calls of a session as the assembler needs them.
+//! - `calls`: the recorded calls of a session. `turns`: the segments they make, and what became of each.
 //! - `texts`: the calls of a session with their requests and answers.
-
-pub use crate::session::{
-    calls::{CallOutcome, Divergence, Turn},
-    end::Ended,
-    ending::{Abort, Finish},
-    open::{OpenSession, Opened},
-    recent::{KnownCalls, RecentSessions},
-    record::{CallPermit, NewCall, Replayed},
-    texts::{CallText, RecordedText, RecordedTexts, TextPage},
-};
-pub(crate) use crate::session::{
-    delivery::Delivered,
-    end::expire,
-    in_flight::InFlight,
-    record::{PathCache, path_cache},
-};
 
 mod breaks;
 mod calls;
-mod delivery;
-mod end;
-mod ending;
-mod in_flight;
-mod open;
-mod recent;
-mod record;
+pub(crate) mod delivery;
+pub mod end;
+pub mod ending;
+pub(crate) mod in_flight;
+pub mod open;
+pub mod recent;
+pub mod record;
 mod rollouts;
 mod teacher;
-mod texts;
+pub mod texts;
+pub mod turns;
 
 use forebay_domain::{
     ids::SessionId,

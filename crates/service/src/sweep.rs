@@ -2,7 +2,6 @@
 //!
 //! Every replica sweeps. The conditions of the store's statements make concurrent sweeps harmless.
 
-use forebay_store::ops::sweep::Probe;
 use std::time::{Duration, Instant};
 
 use forebay_domain::{
@@ -20,14 +19,14 @@ use forebay_store::{
         admission::ExpireAdmissions,
         group::{DecideOverdue, OverdueGroups},
         session::sweep::RetireSessions,
-        sweep::{AnythingDue, DiscardStragglers, ExpireLeases, Retire},
+        sweep::{AnythingDue, DiscardStragglers, ExpireLeases, Probe, Retire},
     },
 };
 
 use crate::{
     Buffer, ingest,
     looking::journal,
-    session,
+    session::end,
     waiting::{askers, replicas},
 };
 
@@ -122,7 +121,7 @@ impl Buffer {
             return Ok(());
         }
         expire_leases(self).await?;
-        session::expire(self, SLICE).await?;
+        end::expire(self, SLICE).await?;
         decide_overdue_groups(self).await?;
         while self.store.write(ExpireAdmissions { now: self.clock.now(), limit: SLICE }).await? >= u64::from(SLICE) {}
         while self.store.write(Retire { now: self.clock.now(), limit: SLICE }).await? >= u64::from(SLICE) {}

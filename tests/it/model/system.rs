@@ -26,7 +26,7 @@ use forebay_service::{
     error::BufferError,
     lease::{LeaseRequest, Leased},
     looking::doctor,
-    session::CallPermit,
+    session::record::CallPermit,
 };
 use forebay_store as store;
 use forebay_telemetry::metrics::Metrics;

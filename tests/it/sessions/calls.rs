@@ -1,7 +1,7 @@
 //! The calls of sessions, and the segments that they become.
 
 use forebay_domain::refusal::Refusal;
-use forebay_service::session::{CallPermit, NewCall};
+use forebay_service::session::record::{CallPermit, NewCall};
 use forebay_wire::VersionSpan;
 use serde_json::{Value, json};
 

@@ -1,7 +1,7 @@
 //! Sessions that are finished, aborted or expire.
 
 use forebay_domain::{refusal::Refusal, states::SessionState};
-use forebay_service::session::NewCall;
+use forebay_service::session::record::NewCall;
 use futures::FutureExt as _;
 use serde_json::{Value, json};
 

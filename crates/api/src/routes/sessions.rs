@@ -15,7 +15,11 @@ use forebay_domain::{
 };
 use forebay_service::{
     engines::NoUpstream,
-    session::{Abort, Ended, Finish, OpenSession, Turn},
+    session::{
+        ending::{Abort, Ended, Finish},
+        open::OpenSession,
+        turns::Turn,
+    },
 };
 use forebay_wire::{
     AbortRequest, FinishRequest, ListOrder, SessionBreak, SessionEnded, SessionFinish, SessionInfo, SessionModel,

@@ -10,7 +10,7 @@ use forebay_domain::{
     ids::{ExecutionId, SessionId},
     ingest::Bundle,
     refusal::Refusal,
-    session::{Session, SessionOutcome, without_indexes},
+    session::{Session, without_indexes},
     states::SessionState,
 };
 use forebay_store::{
@@ -26,7 +26,7 @@ use crate::{
     error::BufferError,
     ingest,
     session::{
-        ending::{Abort, Ending, Finish, How},
+        ending::{Abort, Ended, Ending, Finish, How},
         rollouts::{self, OfPolicy},
         teacher,
     },
@@ -44,21 +44,6 @@ const DELIVERY_S: u64 = 2;
 
 /// How often the end of sessions is tried if they keep changing.
 const ATTEMPTS_MAX: u32 = 8;
-
-/// A session that has ended.
-#[derive(Clone, Debug)]
-pub struct Ended {
-    /// Its id.
-    pub session_id: SessionId,
-    /// Its state.
-    pub state: SessionState,
-    /// Why it was aborted or expired.
-    pub reason: Option<String>,
-    /// Whether it had ended before.
-    pub duplicate: bool,
-    /// The answer of the request that ended it.
-    pub outcome: SessionOutcome,
-}
 
 impl Buffer {
     /// Finishes sessions, all or none: their rollouts are ingested as one bundle.

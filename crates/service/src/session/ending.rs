@@ -11,12 +11,27 @@ use forebay_domain::{
     ids::{PolicyName, SessionId, check_name},
     reasons,
     refusal::Refusal,
-    session::{Session, WAIT_MS_MAX},
+    session::{Session, SessionOutcome, WAIT_MS_MAX},
     states::SessionState,
 };
 use forebay_wire::{self as wire, Violation};
 
-use crate::{Buffer, session::end::Ended};
+use crate::Buffer;
+
+/// A session that has ended.
+#[derive(Clone, Debug)]
+pub struct Ended {
+    /// Its id.
+    pub session_id: SessionId,
+    /// Its state.
+    pub state: SessionState,
+    /// Why it was aborted or expired.
+    pub reason: Option<String>,
+    /// Whether it had ended before.
+    pub duplicate: bool,
+    /// The answer of the request that ended it.
+    pub outcome: SessionOutcome,
+}
 
 /// How long a finish waits for calls in flight, if it does not say.
 const WAIT_MS: u64 = 5_000;

@@ -19,8 +19,9 @@ use crate::{
     ingest,
     session::{
         breaks::{self, CallBreak},
-        calls::{self, Assembled, SessionCalls, circular, one_of_few},
+        calls::{SessionCalls, circular, one_of_few},
         ending::{Ending, Finish, How},
+        turns::{self, Assembled},
     },
 };
 
@@ -68,7 +69,7 @@ pub(super) async fn assemble(buffer: &Buffer, wanted: &Ending, session: &Session
         let mut policies = Vec::with_capacity(current.len());
         let mut without_segments = Vec::new();
         for (index, policy) in current.iter().enumerate() {
-            let rules = calls::rules(buffer, &policy.policy).await?;
+            let rules = turns::rules(buffer, &policy.policy).await?;
             match &wanted.how {
                 How::Finish(_) => teachers[index].clone_from(&rules.sessions.teacher),
                 // An abort does not wait for a teacher, so it has no scores that the policy could require.
@@ -108,7 +109,7 @@ pub(super) async fn assemble(buffer: &Buffer, wanted: &Ending, session: &Session
     let by_policy: Vec<OfPolicy> = of_current.chain(of_reset).map(of_policy).collect();
     let mut totals = SessionAssembly::default();
     for one in &by_policy {
-        calls::add(&mut totals, &one.totals);
+        turns::add(&mut totals, &one.totals);
     }
     if let How::Finish(finish) = &wanted.how
         && !matches!(stated(session, finish), Some(Status::Aborted | Status::Failed))

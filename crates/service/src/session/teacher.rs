@@ -9,7 +9,7 @@ use forebay_store::ops::policy::FindPolicy;
 use crate::{
     Buffer,
     error::BufferError,
-    session::{OpenSession, rollouts::AssembledRollout},
+    session::{open::OpenSession, rollouts::AssembledRollout},
     teachers::{TeacherFault, Unscored},
 };
 

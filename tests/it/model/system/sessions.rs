@@ -9,7 +9,11 @@ use forebay_domain::{
 };
 use forebay_service::{
     error::BufferError,
-    session::{self, Abort, CallPermit, Finish, NewCall, OpenSession},
+    session::{
+        ending::{self, Abort, Finish},
+        open::OpenSession,
+        record::{CallPermit, NewCall},
+    },
 };
 use forebay_wire::{self as wire, AbortRequest, SessionAssembly, SessionFinish, SessionModel, SessionRequest};
 use futures::FutureExt as _;
@@ -172,7 +176,7 @@ impl System {
         }
     }
 
-    fn ended(&self, ended: Vec<session::Ended>) -> Answer {
+    fn ended(&self, ended: Vec<ending::Ended>) -> Answer {
         let ended = ended.into_iter().map(|ended| {
             let (receipts, assembly) = self.outcome(&ended.outcome);
             Ended {
