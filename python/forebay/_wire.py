@@ -53,6 +53,7 @@ __all__ = [
     "GroupRules",
     "GroupState",
     "Health",
+    "HeldBatch",
     "IdKind",
     "IdMatch",
     "IdWhy",
@@ -152,9 +153,8 @@ __all__ = [
     "VersionRequest",
     "Violation",
     "Waiting",
-    "WaitingAsker",
+    "WaitingConsumer",
     "WaitingEnvironment",
-    "WaitingHolder",
     "WhoAmI",
     "WhyCause",
     "WhyFinding",
@@ -269,7 +269,7 @@ class Admission:
     """Room that was reserved."""
 
     admission_id: str
-    """Id of the reservation; posts that use it send it as the `admission_id` of the trajectory."""
+    """Id of the admission; posts that use it send it as the `admission_id` of the trajectory."""
     granted: int
     """Number of rollouts with reserved room, from 0 to the number requested."""
     policy_version: int
@@ -865,6 +865,22 @@ class Health:
     """Always `ok`."""
     version: str
     """The service's version, e.g. `0.1.0`."""
+
+
+@dataclass(slots=True, kw_only=True)
+class HeldBatch:
+    """A batch that a consumer holds."""
+
+    batch_id: str
+    """Id of the batch."""
+    consumer: str | None = None
+    """Who holds it; null if the consumer sent no name."""
+    since: str
+    """When the lease began."""
+    expires_at: str | None = None
+    """When the lease ends, unless it is extended."""
+    attempt: int
+    """Number of the delivery."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -1564,7 +1580,7 @@ class Segment:
     """One training sequence of a rollout. All per-token arrays cover only the response."""
 
     kind: str | None = None
-    """Label: turn, subagent, compaction, final, ..."""
+    """Label: `turn`, `subagent`, `compaction`, `final`, ..."""
     tokens: Ints
     """Prompt and response token ids. At least one of them must be a prompt token."""
     loss_mask: Ints
@@ -2399,7 +2415,7 @@ class WaitingEnvironment:
 
 
 @dataclass(slots=True, kw_only=True)
-class WaitingAsker:
+class WaitingConsumer:
     """A consumer that waits for a batch."""
 
     consumer: str | None = None
@@ -2408,22 +2424,6 @@ class WaitingAsker:
     """Since when it waits. Short pauses between its requests are part of the wait."""
     until: str
     """If it does not ask again until then, it does not wait any more."""
-
-
-@dataclass(slots=True, kw_only=True)
-class WaitingHolder:
-    """A batch that a consumer holds."""
-
-    batch_id: str
-    """Id of the batch."""
-    consumer: str | None = None
-    """Who holds it; null if the consumer sent no name."""
-    since: str
-    """When the lease began."""
-    expires_at: str | None = None
-    """When the lease ends, unless it is extended."""
-    attempt: int
-    """Number of the delivery."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -2451,10 +2451,10 @@ class Waiting:
     """Number of rollouts and groups dropped in the last hour, by rule."""
     stale_last_hour: int
     """Number of groups that became stale in the last hour."""
-    asking: list[WaitingAsker] = field(default_factory=list[WaitingAsker])
+    asking: list[WaitingConsumer] = field(default_factory=list[WaitingConsumer])
     """The consumers that wait for a batch at any replica, the longest waiting first, at most 8. What is shown may be 3
     seconds old."""
-    holding: list[WaitingHolder] = field(default_factory=list[WaitingHolder])
+    holding: list[HeldBatch] = field(default_factory=list[HeldBatch])
     """The batches that consumers hold, the longest held first, at most 8."""
 
 

@@ -1,4 +1,4 @@
-//! The domain: what becomes of a rollout, from the posted trajectory to the acknowledged batch, as pure decisions.
+//! The domain: what becomes of a rollout, from the posted trajectory to the acked batch, as pure decisions.
 //!
 //! Nothing here waits, reads a file or knows a database: the crate lists neither tokio nor sqlx nor axum, so the compiler
 //! holds that wall. The store calls these functions under its locks, and tests call them without a store.

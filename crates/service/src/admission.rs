@@ -10,7 +10,7 @@ use tracing::instrument;
 use crate::{Buffer, error::BufferError};
 
 impl Buffer {
-    /// Reserves room for rollouts that are about to start. The reservation lasts as long as their group may take.
+    /// Reserves room for rollouts that are about to start. The admission lasts as long as their group may take.
     #[instrument(level = "debug", skip_all, fields(policy.name = %request.policy))]
     pub async fn admit(&self, request: RoomRequest) -> Result<Admitted, BufferError> {
         let (policy, rollouts) = (request.policy.clone(), request.rollouts);

@@ -34,7 +34,7 @@ pub struct AdmissionRequest {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct Admission {
-    /// Id of the reservation; posts that use it send it as the `admission_id` of the trajectory.
+    /// Id of the admission; posts that use it send it as the `admission_id` of the trajectory.
     pub admission_id: String,
     /// Number of rollouts with reserved room, from 0 to the number requested.
     pub granted: u32,

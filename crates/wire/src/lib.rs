@@ -52,8 +52,8 @@ pub use ledger::{
 pub use numbers::{Logprobs, Mask, Number};
 pub use object::{Components, Object};
 pub use policy::{
-    CheckpointRequest, CheckpointResponse, OpenGroup, PolicyList, PolicyStatus, ResetRequest, ResetResponse,
-    ResumeRequest, ResumeResponse, VersionRequest, Waiting, WaitingAsker, WaitingEnvironment, WaitingHolder,
+    CheckpointRequest, CheckpointResponse, HeldBatch, OpenGroup, PolicyList, PolicyStatus, ResetRequest, ResetResponse,
+    ResumeRequest, ResumeResponse, VersionRequest, Waiting, WaitingConsumer, WaitingEnvironment,
 };
 pub use problem::{PROBLEM_JSON, Problem, Violation};
 pub use rules::{

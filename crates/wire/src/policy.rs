@@ -83,16 +83,16 @@ pub struct Waiting {
     /// The consumers that wait for a batch at any replica, the longest waiting first, at most 8. What is shown may be 3
     /// seconds old.
     #[serde(default)]
-    pub asking: Vec<WaitingAsker>,
+    pub asking: Vec<WaitingConsumer>,
     /// The batches that consumers hold, the longest held first, at most 8.
     #[serde(default)]
-    pub holding: Vec<WaitingHolder>,
+    pub holding: Vec<HeldBatch>,
 }
 
 /// A consumer that waits for a batch.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct WaitingAsker {
+pub struct WaitingConsumer {
     /// Its name; null if it sends none.
     pub consumer: Option<String>,
     /// Since when it waits. Short pauses between its requests are part of the wait.
@@ -104,7 +104,7 @@ pub struct WaitingAsker {
 /// A batch that a consumer holds.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-pub struct WaitingHolder {
+pub struct HeldBatch {
     /// Id of the batch.
     pub batch_id: String,
     /// Who holds it; null if the consumer sent no name.

@@ -159,7 +159,7 @@ impl From<SamplingAsSent> for Sampling {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct Segment {
-    /// Label: turn, subagent, compaction, final, ...
+    /// Label: `turn`, `subagent`, `compaction`, `final`, ...
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 256))]
     pub kind: Option<String>,

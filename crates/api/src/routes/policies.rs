@@ -19,9 +19,9 @@ use forebay_domain::{
 };
 use forebay_service::policies::PolicyOverview;
 use forebay_wire::{
-    CheckpointRequest, CheckpointResponse, Object, OpenGroup, PolicyList, PolicyRules, PolicyStatus, ReceiptGroup,
-    ResetRequest, ResetResponse, ResumeRequest, ResumeResponse, VersionRequest, Waiting, WaitingAsker,
-    WaitingEnvironment, WaitingHolder,
+    CheckpointRequest, CheckpointResponse, HeldBatch, Object, OpenGroup, PolicyList, PolicyRules, PolicyStatus,
+    ReceiptGroup, ResetRequest, ResetResponse, ResumeRequest, ResumeResponse, VersionRequest, Waiting, WaitingConsumer,
+    WaitingEnvironment,
 };
 use serde::Deserialize;
 use serde_json::Value;
@@ -365,12 +365,12 @@ fn on_wire(overview: PolicyOverview) -> PolicyStatus {
         fill: ReceiptGroup { state: group.fill.state.into(), arrived: group.fill.arrived(), size: group.fill.size },
     });
     let name_of = |consumer: String| Some(consumer).filter(|consumer| !consumer.is_empty());
-    let asking = waiting.asking.into_iter().map(|asker| WaitingAsker {
-        consumer: name_of(asker.consumer),
-        since: asker.since.to_string(),
-        until: asker.until.to_string(),
+    let asking = waiting.asking.into_iter().map(|waits| WaitingConsumer {
+        consumer: name_of(waits.consumer),
+        since: waits.since.to_string(),
+        until: waits.until.to_string(),
     });
-    let holding = waiting.holding.into_iter().map(|held| WaitingHolder {
+    let holding = waiting.holding.into_iter().map(|held| HeldBatch {
         batch_id: held.batch_id.to_string(),
         consumer: name_of(held.consumer),
         since: held.since.to_string(),

@@ -1,4 +1,4 @@
-//! Insight: the facts that explanations are made of, and the explanations of all policies.
+//! The facts that explanations are made of, and the explanations of all policies.
 //!
 //! Separate from [`explain`](forebay_domain::looking::explain), which is pure. Pages ask every few seconds, and many of them may be open, so
 //! a process explains a policy at most once a second, and all of them in at most a tenth of its time.

@@ -1,4 +1,4 @@
-//! Askers: the consumers that wait for a batch at this process, and since when.
+//! The consumers that wait for a batch at this process, and since when.
 //!
 //! Separate from the [`wakers`](crate::waiting::wakers), which know requests: a trainer that waits makes one request after another,
 //! and it still waits between them. The sweep writes what has changed, so that all replicas know it.
