@@ -22,8 +22,9 @@ fn sample(segment: i32) -> String {
     let row = json!({
         "rollout_id": "r1", "group_id": "r1", "segment": segment, "segments": 2, "kind": null, "environment": null,
         "verdict": "kept", "status": "completed", "tokens": [1, 2], "response_length": 1, "loss_mask": [1],
-        "logprobs": null, "teacher_logprobs": null, "values": null, "temperature": 1.0, "reward": 1.0,
-        "advantage": 0.5, "loss_weight": 1.0, "policy_version": 0, "versions": null, "messages": null, "metadata": null
+        "logprobs": null, "teacher_logprobs": null, "values": null, "temperature": 1.0, "top_p": 1.0, "top_k": -1,
+        "reward": 1.0, "advantage": 0.5, "loss_weight": 1.0, "policy_version": 0, "versions": null, "messages": null,
+        "metadata": null
     });
     format!("{row}\n")
 }
