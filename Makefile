@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 
-.PHONY: run test test-service test-python test-frameworks test-facades test-trainer test-clients endure test-engines test-openhands demo example examples simulate lint audit fuzz fuzz-api bench bench-batches bench-client bench-engines bench-export bench-facades bench-growth bench-instructions bench-overload bench-serve bench-sessions bench-trainer console-bytes console-pictures parity-slime torture libtorch generate wheel help
+.PHONY: run test test-service test-console test-python test-frameworks test-facades test-trainer test-clients endure test-engines test-openhands demo example examples simulate lint audit fuzz fuzz-api bench bench-batches bench-client bench-engines bench-export bench-facades bench-growth bench-instructions bench-overload bench-serve bench-sessions bench-trainer console-bytes console-pictures parity-slime torture libtorch generate wheel help
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -12,7 +12,7 @@ run: ## Serve on 127.0.0.1:8080 with an SQLite database in data/; needs Rust and
 
 test: test-service test-python test-trainer ## Run all lints and tests: the service on both databases, the Python package, the trainer on the CPU; downloads what is missing
 
-test-service: lint ## Run the tests of the service and its client, without libtorch; downloads Postgres, PgBouncer and Chromium if missing
+test-service: lint test-console ## Run the tests of the service and its client, without libtorch; downloads Postgres, PgBouncer and Chromium if missing
 	./scripts/postgres-bin > /dev/null
 	./scripts/pgbouncer-bin > /dev/null
 	./scripts/chromium-bin > /dev/null
@@ -21,6 +21,9 @@ test-service: lint ## Run the tests of the service and its client, without libto
 	./scripts/python-env moto > /dev/null
 	./scripts/template-fixtures --check
 	$(CARGO) test
+
+test-console: ## Check the types of the live page and test its modules without a browser; needs Node.js 20, fetches TypeScript, 44 MB
+	./scripts/test-console
 
 test-python: ## Run the lints and tests of the Python package against a service that they start
 	$(CARGO) build --bin forebay

@@ -1,12 +1,16 @@
 // Addresses of screens: what stands behind `#` in the page's address. Ids are always in the query, because they may
 // contain slashes. Nothing of it is sent to the service.
 
-/** hash("policies/a/groups", { id: "x/y", after: null }) -> "#/policies/a/groups?id=x%2Fy" */
+/**
+ * hash("policies/a/groups", { id: "x/y", after: null }) -> "#/policies/a/groups?id=x%2Fy"
+ * @param {string} path
+ * @param {Changes} query
+ */
 export function hash(path, query = {}) {
     const search = new URLSearchParams();
     for (const [name, value] of Object.entries(query)) {
         if (value !== null && value !== undefined && value !== "") {
-            search.append(name, value);
+            search.append(name, String(value));
         }
     }
     const encoded = path.split("/").map(encodeURIComponent).join("/");
@@ -14,6 +18,7 @@ export function hash(path, query = {}) {
     return `#/${encoded}${text === "" ? "" : `?${text}`}`;
 }
 
+/** @param {string} segment */
 function decoded(segment) {
     try {
         return decodeURIComponent(segment);
@@ -22,59 +27,97 @@ function decoded(segment) {
     }
 }
 
-/** The path segments and the query of a hash. */
+/**
+ * The path segments and the query of a hash.
+ * @param {string} text
+ * @returns {{ segments: string[], query: Record<string, string> }}
+ */
 export function split(text) {
     const [path, ...query] = text.replace(/^#\/?/, "").split("?");
     const segments = path.split("/").filter((segment) => segment !== "").map(decoded);
     return { segments, query: Object.fromEntries(new URLSearchParams(query.join("?"))) };
 }
 
-/** Screens of one thing whose list has another name. */
+/**
+ * Screens of one thing whose list has another name.
+ * @type {Record<string, string>}
+ */
 const ABOVE = { rollout: "rollouts" };
 
-/** The hash one level up, or null at the top. */
+/**
+ * The hash one level up, or null at the top.
+ * @param {string} text
+ */
 export function above(text) {
     const { segments, query } = split(text);
     if (segments.length === 0) {
         return null;
     }
     // From one thing to the list it is in, and from there to what contains the list.
+    const name = segments[segments.length - 1];
     if (query.id !== undefined && segments.length > 1) {
-        return hash([...segments.slice(0, -1), ABOVE[segments.at(-1)] ?? segments.at(-1)].join("/"));
+        return hash([...segments.slice(0, -1), ABOVE[name] ?? name].join("/"));
     }
     return segments.length > 2 ? hash(segments.slice(0, 2).join("/")) : hash("");
 }
 
-/** The address of one rollout. */
+/**
+ * The address of one rollout.
+ * @param {string} policy
+ * @param {string} id
+ */
 export function rolloutHash(policy, id) {
     return hash(`policies/${policy}/rollout`, { id });
 }
 
-/** The address of one group. */
+/**
+ * The address of one group.
+ * @param {string} policy
+ * @param {string} id
+ */
 export function groupHash(policy, id) {
     return hash(`policies/${policy}/groups`, { id });
 }
 
-/** The address of one batch. */
+/**
+ * The address of one batch.
+ * @param {string} policy
+ * @param {string} id
+ */
 export function batchHash(policy, id) {
     return hash(`policies/${policy}/batches`, { id });
 }
 
-/** The address of one optimizer step. */
+/**
+ * The address of one optimizer step.
+ * @param {string} policy
+ * @param {number} step
+ */
 export function stepHash(policy, step) {
     return hash(`policies/${policy}/steps`, { id: step });
 }
 
-/** The address of the answer for an id. */
+/**
+ * The address of the answer for an id.
+ * @param {string} id
+ * @param {string|null} policy
+ */
 export function whyHash(id, policy = null) {
     return hash("why", { id, policy });
 }
 
+/** @type {Record<string, string>} */
 const LISTS = { groups: "groups", trajectories: "rollouts", batches: "batches", steps: "steps" };
+/** @type {Record<string, string>} */
 const ONE = { trajectories: "rollout" };
+/** @type {Record<string, string>} */
 const IDS = { groups: "group_id", trajectories: "rollout_id", batches: "batch_id" };
 
-/** Maps a call of the API, such as "./groups?policy=p&state=ready", to the screen that shows its answer, or null. */
+/**
+ * Maps a call of the API, such as "./groups?policy=p&state=ready", to the screen that shows its answer, or null.
+ * @param {string} see
+ * @param {string|null} ofPolicy
+ */
 export function fromSee(see, ofPolicy = null) {
     const [path, text = ""] = see.replace(/^\.?\//, "").split("?");
     const { policy, ...query } = Object.fromEntries(new URLSearchParams(text));

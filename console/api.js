@@ -2,8 +2,18 @@
 
 import * as session from "./session.js";
 
+/**
+ * What a request has besides its method and address. `key` is for the login alone, which tries a key before it is kept.
+ * @typedef {{ body?: unknown, headers?: Record<string, string>, signal?: AbortSignal, key?: string|null }} Options
+ */
+
 /** What the service answered instead of data: a problem of RFC 9457. */
 export class ApiError extends Error {
+    /**
+     * @param {number} status
+     * @param {Partial<Problem>} problem
+     * @param {number|null} retryAfter
+     */
     constructor(status, problem, retryAfter) {
         super(problem.detail ?? problem.title ?? `The service answered ${status}`);
         this.status = status;
@@ -23,9 +33,26 @@ export class Unreachable extends Error {
     }
 }
 
+/**
+ * What an error says.
+ * @param {unknown} error
+ */
+export function message(error) {
+    return error instanceof Error ? error.message : String(error);
+}
+
+/**
+ * Whether a question has ended because the reader left the screen.
+ * @param {unknown} error
+ */
+export function isAborted(error) {
+    return error instanceof DOMException && error.name === "AbortError";
+}
+
 /** The service does not accept the key. */
 export class Unauthorized extends ApiError {}
 
+/** @type {{ at: number, measured: number, isExact: boolean }|null} */
 let clock = null;
 
 /** The time of the service in milliseconds: the newest `at` of its answers, and the time since then. */
@@ -33,6 +60,10 @@ export function now() {
     return clock === null ? Date.now() : clock.at + (performance.now() - clock.measured);
 }
 
+/**
+ * @param {string|null} moment
+ * @param {boolean} isExact
+ */
 function tellTime(moment, isExact) {
     const at = Date.parse(moment ?? "");
     // A header has whole seconds, and that of a proxy may be of another clock: it counts until an answer has `at`.
@@ -41,31 +72,43 @@ function tellTime(moment, isExact) {
     }
 }
 
-/** "./groups" and { policy: "p", after: null } -> "./groups?policy=p" */
+/**
+ * "./groups" and { policy: "p", after: null } -> "./groups?policy=p"
+ * @param {string} path
+ * @param {Changes} query
+ */
 export function address(path, query = {}) {
     const search = new URLSearchParams();
     for (const [name, value] of Object.entries(query)) {
         if (value !== null && value !== undefined && value !== "") {
-            search.append(name, value);
+            search.append(name, String(value));
         }
     }
     const text = search.toString();
     return text === "" ? path : `${path}?${text}`;
 }
 
+/** @param {Response} response */
 function wait(response) {
     const seconds = Number.parseInt(response.headers.get("retry-after") ?? "", 10);
     return Number.isNaN(seconds) ? null : seconds * 1000;
 }
 
+/**
+ * @param {Response} response
+ * @returns {Promise<Partial<Problem>>}
+ */
 async function problem(response) {
     const body = await response.json().catch(() => null);
     return body !== null && typeof body === "object" ? body : {};
 }
 
 /**
- * Sends a request with the key and returns the response if it is a success or a 304. `key` is for the login alone,
- * which tries a key before it is kept.
+ * Sends a request with the key and returns the response if it is a success or a 304.
+ * @param {string} method
+ * @param {string} url
+ * @param {Options} options
+ * @returns {Promise<Response>}
  */
 export async function send(method, url, { body, headers = {}, signal, key = session.current() } = {}) {
     const sent = new Headers({ accept: "application/json", ...headers });
@@ -95,7 +138,13 @@ export async function send(method, url, { body, headers = {}, signal, key = sess
     throw new Kind(response.status, found, wait(response));
 }
 
-/** Sends a request and returns the answer's JSON. */
+/**
+ * Sends a request and returns the answer's JSON.
+ * @param {string} method
+ * @param {string} url
+ * @param {Options} options
+ * @returns {Promise<any>}
+ */
 export async function json(method, url, options = {}) {
     const response = await send(method, url, options);
     let answer;
@@ -114,7 +163,11 @@ export async function json(method, url, options = {}) {
     return answer;
 }
 
-/** For expected answers: `get(...).catch(absent(404, 410))` gives null for these. */
+/**
+ * For expected answers: `get(...).catch(absent(404, 410))` gives null for these.
+ * @param {...number} statuses
+ * @returns {(error: unknown) => null}
+ */
 export function absent(...statuses) {
     return (error) => {
         if (error instanceof ApiError && statuses.includes(error.status)) {

@@ -12,36 +12,35 @@ import * as shell from "./shell.js";
 
 const INTERVAL_NAME = `forebay interval ${new URL("./", document.baseURI).pathname}`;
 
+/** @type {State} */
 const state = {
-    /** "starting", "login" or "open". */
     phase: "starting",
-    /** The answer of /whoami. */
     me: null,
-    /** What the login says. */
     said: "",
     isAsking: false,
     view: null,
     params: {},
     data: null,
     local: {},
-    /** Why the screen has no data. */
     error: null,
-    /** The service's time of the last answer. */
     loadedAt: null,
-    /** Since when the service has not answered, in its time and on this page's clock, and how to say it. */
     failedSince: null,
-    failedFrom: null,
+    failedFrom: 0,
     trouble: "",
     newer: "",
     numbers: false,
     isHelpOpen: false,
     interval: storedInterval(),
-    /** The interval before a pause. */
     resumeTo: INTERVALS[0],
 };
 
+/** @type {Poll|null} */
 let poll = null;
 let leave = new AbortController();
+/**
+ * The question that is on its way.
+ * @type {{ signal: AbortSignal, answer: Promise<void> }|null}
+ */
 let loading = null;
 let isScheduled = false;
 
@@ -63,6 +62,7 @@ function changed() {
     }
 }
 
+/** @param {AnyContext} context */
 function screen(context) {
     if (state.view === null) {
         return html`<h1>No such screen</h1><p><a href=${address.hash("")}>All policies</a></p>`;
@@ -83,7 +83,7 @@ function page() {
     const context = makeContext();
     return html`${shell.header(state, context, actions)}
         <main id="main" tabindex="-1" aria-busy=${state.data === null && state.error === null ? "true" : "false"}>
-            ${shell.trouble(state, context)}
+            ${shell.trouble(state)}
             ${shell.newer(state, actions)}
             ${screen(context)}
         </main>
@@ -96,6 +96,7 @@ function draw() {
     render(page(), document.body);
 }
 
+/** @returns {AnyContext} */
 function makeContext() {
     const { signal } = leave;
     return {
@@ -109,9 +110,10 @@ function makeContext() {
             Object.assign(state.local, changes);
             changed();
         },
-        get: (path, query) => api.json("GET", api.address(path, query), { signal }),
+        get: (/** @type {string} */ path, /** @type {Changes=} */ query) =>
+            api.json("GET", api.address(path, query), { signal }),
         post: (path, body) => api.json("POST", path, { body, signal }),
-        getRaw: (path, query, headers) => api.send("GET", api.address(path, query), { headers, signal }),
+        getRaw: (path, query) => api.send("GET", api.address(path, query), { signal }),
         go,
         refresh,
     };
@@ -133,7 +135,10 @@ function load() {
     return loading.answer;
 }
 
-/** Asks for what the screen shows. An answer for a screen that the reader has left is not used. */
+/**
+ * Asks for what the screen shows. An answer for a screen that the reader has left is not used.
+ * @param {AbortSignal} signal
+ */
 async function ask(signal) {
     const { view } = state;
     if (view === null) {
@@ -159,7 +164,7 @@ async function ask(signal) {
 async function peek() {
     const { view } = state;
     const { signal } = leave;
-    if (view === null || (state.data === null && isTemporary(state.error))) {
+    if (!view?.peek || (state.data === null && isTemporary(state.error))) {
         return load();
     }
     if (state.data === null) {
@@ -180,11 +185,15 @@ async function peek() {
     }
 }
 
-/** Whether the same question may have an answer later. */
+/**
+ * Whether the same question may have an answer later.
+ * @param {unknown} error
+ */
 function isTemporary(error) {
     return error === null || !(error instanceof api.ApiError) || error.status === 429 || error.status >= 500;
 }
 
+/** @param {unknown} error */
 function failed(error) {
     if (error instanceof api.Unauthorized) {
         session.refused();
@@ -196,7 +205,7 @@ function failed(error) {
             // A bug of the page: it is said on the screen, and the details are in the console.
             console.error(error);
         }
-        const sentence = error instanceof api.ApiError ? `${error.title} (${error.status})` : error.message;
+        const sentence = error instanceof api.ApiError ? `${error.title} (${error.status})` : api.message(error);
         state.trouble = format.visible(sentence);
         if (state.failedSince === null) {
             state.failedSince = state.loadedAt ?? api.now();
@@ -249,7 +258,11 @@ function enter() {
     refresh();
 }
 
-/** Changes the query of the address: null removes a parameter. `replace` leaves no step for the way back. */
+/**
+ * Changes the query of the address: null removes a parameter. `replace` leaves no step for the way back.
+ * @param {Changes} changes
+ * @param {{ replace?: boolean }} options
+ */
 function go(changes, { replace = false } = {}) {
     const { segments, query } = address.split(location.hash);
     const target = address.hash(segments.join("/"), { ...query, ...changes });
@@ -263,6 +276,7 @@ function go(changes, { replace = false } = {}) {
 
 // ---- who reads
 
+/** @param {string} said */
 function toLogin(said) {
     leave.abort();
     poll?.stop();
@@ -290,7 +304,7 @@ async function open() {
             }
             toLogin(key === null ? "" : error.detail);
         } else {
-            toLogin(error instanceof api.Unreachable ? error.message : `${error.title}: ${error.detail}`);
+            toLogin(error instanceof api.ApiError ? `${error.title}: ${error.detail}` : api.message(error));
         }
         return;
     }
@@ -298,6 +312,7 @@ async function open() {
     enter();
 }
 
+/** @type {Actions} */
 const actions = {
     async logIn(key, inBrowser) {
         Object.assign(state, { isAsking: true, said: "" });
@@ -309,7 +324,7 @@ const actions = {
             }
             state.me = await api.json("GET", "./whoami", { key });
         } catch (error) {
-            toLogin(format.visible(error.message));
+            toLogin(format.visible(api.message(error)));
             return;
         }
         session.keep(key, inBrowser);
@@ -372,7 +387,7 @@ const actions = {
     },
     skip(event) {
         event.preventDefault();
-        document.getElementById("main").focus();
+        document.getElementById("main")?.focus();
     },
     refresh,
 };

@@ -9,15 +9,29 @@ const ROWS = 200;
 
 const HEIGHT = 150;
 
+/**
+ * What a chart shows before it has a spec.
+ * @type {ChartSpec}
+ */
+const NOTHING = { title: "", sentence: "", x: "time", at: [], times: [], series: [], show: String, note: "" };
+
 // Distances between the lines of an axis on which only whole numbers stand: 1, 2, 5, 10, 20 and so on.
 const WHOLE = Array.from({ length: 48 }, (_, index) => [1, 2, 5][index % 3] * 10 ** Math.floor(index / 3));
 
-/** The value of a colour token for drawing on a canvas. */
+/**
+ * The value of a colour token for drawing on a canvas.
+ * @param {Element} element
+ * @param {string} token
+ */
 export function colour(element, token) {
     return getComputedStyle(element).getPropertyValue(token).trim();
 }
 
-/** Calls a function when the reader's colours change, light or dark. Returns the function that ends it. */
+/**
+ * Calls a function when the reader's colours change, light or dark. Returns the function that ends it.
+ * @param {() => void} listener
+ * @returns {() => void}
+ */
 export function onScheme(listener) {
     const scheme = window.matchMedia("(prefers-color-scheme: dark)");
     scheme.addEventListener("change", listener);
@@ -25,11 +39,17 @@ export function onScheme(listener) {
 }
 
 // Charts that are shown together have one cursor: a moment, which each of them looks up in its own points.
+/** @type {Map<string, Set<Chart>>} */
 const together = new Map();
 
+/** @type {(number: number) => string} */
 const twoDigits = (number) => String(number).padStart(2, "0");
 
-/** Labels of an axis of moments: the day where it begins, else the time. */
+/**
+ * Labels of an axis of moments: the day where it begins, else the time.
+ * @param {number[]} splits
+ * @param {number} increment
+ */
 function moments(splits, increment) {
     return splits.map((split) => {
         const date = new Date(split * 1000);
@@ -38,7 +58,11 @@ function moments(splits, increment) {
     });
 }
 
-/** The index of the moment that is nearest. */
+/**
+ * The index of the moment that is nearest.
+ * @param {number[]} times
+ * @param {number} moment
+ */
 function nearest(times, moment) {
     let best = 0;
     for (let index = 1; index < times.length; index += 1) {
@@ -50,22 +74,24 @@ function nearest(times, moment) {
 }
 
 /**
- * `spec`: { title, sentence, x: "time" | "step", at: [x of each point], times: [the moment of each point, in seconds],
- * series: [{ label, values, colour, fill, dash }], show: (value) => text, tick: the same for the axis,
- * isWhole: whether the axis has only whole numbers, note: what the values of the legend are while the cursor is
- * elsewhere, marks: [{ at, text }], together: name }.
- * A spec is never changed, only replaced. `range` is [from, to] in moments, or null; a drag over the chart asks for
- * one with the event `chart-range`.
+ * Has the properties `spec`, `numbers` and `range`, which is null for the whole; a drag over the chart asks for a range
+ * with the event `chart-range`.
  */
 class Chart extends HTMLElement {
-    #spec = null;
+    #spec = NOTHING;
+    /** @type {ChartRange|null} */
     #range = null;
     #numbers = false;
+    /** @type {uPlot|null} */
     #plot = null;
+    /** @type {HTMLElement|null} */
     #place = null;
+    /** @type {number|null} */
     #at = null;
+    /** @type {(() => void)[]} */
     #undo = [];
 
+    /** @param {ChartSpec} spec */
     set spec(spec) {
         if (spec !== this.#spec) {
             this.#spec = spec;
@@ -74,6 +100,7 @@ class Chart extends HTMLElement {
         }
     }
 
+    /** @param {ChartRange|null} range */
     set range(range) {
         if (String(range) !== String(this.#range)) {
             this.#range = range;
@@ -81,6 +108,7 @@ class Chart extends HTMLElement {
         }
     }
 
+    /** @param {boolean} numbers */
     set numbers(numbers) {
         if (numbers !== this.#numbers) {
             this.#numbers = numbers;
@@ -109,11 +137,11 @@ class Chart extends HTMLElement {
     #remove() {
         this.#plot?.destroy();
         this.#plot = null;
-        together.get(this.#spec?.together)?.delete(this);
+        together.get(this.#spec.together ?? "")?.delete(this);
     }
 
     #redraw() {
-        if (!this.isConnected || this.#spec === null) {
+        if (!this.isConnected || this.#spec === NOTHING) {
             return;
         }
         this.#remove();
@@ -130,6 +158,7 @@ class Chart extends HTMLElement {
         }
     }
 
+    /** @returns {uPlot.Options} */
     #options() {
         const spec = this.#spec;
         const quiet = colour(this, "--text-quiet");
@@ -138,7 +167,9 @@ class Chart extends HTMLElement {
         const axis = { stroke: quiet, grid, ticks: { ...grid, size: 4 }, font };
         const isTime = spec.x === "time";
         const tick = spec.tick ?? spec.show;
+        /** @type {uPlot.Series.Points.Show} */
         const few = (plot, index, from, to) => to - from < 30;
+        /** @type {(line: ChartLine) => uPlot.Series} */
         const line = ({ label, colour: token, fill, dash }) => {
             const stroke = colour(this, token);
             return {
@@ -151,7 +182,7 @@ class Chart extends HTMLElement {
             };
         };
         return {
-            width: Math.max(this.#place.clientWidth, 50),
+            width: Math.max(this.#place?.clientWidth ?? 0, 50),
             height: HEIGHT,
             legend: { show: false },
             cursor: { y: false, drag: { x: true, y: false, setScale: false } },
@@ -160,7 +191,11 @@ class Chart extends HTMLElement {
                 y: { range: (plot, least, most) => this.#bounds(least, most) },
             },
             axes: [
-                { ...axis, size: 28, values: isTime ? (plot, splits, index, space, by) => moments(splits, by) : null },
+                {
+                    ...axis,
+                    size: 28,
+                    values: isTime ? (plot, splits, index, space, by) => moments(splits, by) : undefined,
+                },
                 {
                     ...axis,
                     size: 46,
@@ -178,22 +213,34 @@ class Chart extends HTMLElement {
         };
     }
 
-    /** A single point has some room around it: a scale without width cannot be drawn. */
+    /**
+     * A single point has some room around it: a scale without width cannot be drawn.
+     * @template {number|null} Bound
+     * @param {Bound} least
+     * @param {Bound} most
+     * @returns {[Bound|number, Bound|number]}
+     */
     #across(least, most) {
-        if (least === null || least === undefined || least !== most) {
+        if (least === null || most === null || least !== most) {
             return [least, most];
         }
         const room = this.#spec.x === "time" ? 300 : 1;
         return [least - room, most + room];
     }
 
-    /** Zero is always in the picture, because a line that fills its box looks dramatic. */
+    /**
+     * Zero is always in the picture, because a line that fills its box looks dramatic.
+     * @param {number|null} least
+     * @param {number|null} most
+     * @returns {[number, number]}
+     */
     #bounds(least, most) {
         const low = Math.min(0, least ?? 0);
         const high = Math.max(0, most ?? 0);
         return low === high ? [0, 1] : [low === 0 ? 0 : low - (high - low) * 0.05, high + (high - low) * 0.08];
     }
 
+    /** @param {uPlot} plot */
     #drawMarks(plot) {
         const { marks = [] } = this.#spec;
         const { ctx: pen, bbox: box } = plot;
@@ -218,18 +265,22 @@ class Chart extends HTMLElement {
         pen.restore();
     }
 
-    /** The reader moved the cursor of this chart: the others follow. */
+    /**
+     * The reader moved the cursor of this chart: the others follow.
+     * @param {uPlot} plot
+     */
     #moved(plot) {
         const index = plot.cursor.idx ?? null;
         this.#point(index);
         const moment = index === null ? null : this.#spec.times[index];
-        for (const other of together.get(this.#spec.together) ?? []) {
+        for (const other of together.get(this.#spec.together ?? "") ?? []) {
             if (other !== this) {
                 other.#follow(moment);
             }
         }
     }
 
+    /** @param {number|null} moment */
     #follow(moment) {
         if (this.#plot === null || this.#spec.times.length === 0) {
             return;
@@ -241,12 +292,16 @@ class Chart extends HTMLElement {
         this.#point(index);
     }
 
-    /** Writes the values at the cursor into the legend. */
+    /**
+     * Writes the values at the cursor into the legend.
+     * @param {number|null} index
+     */
     #point(index) {
         this.#at = index;
         this.#renderText();
     }
 
+    /** @param {uPlot} plot */
     #selected(plot) {
         const { left, width } = plot.select;
         if (width > 4) {
@@ -257,6 +312,7 @@ class Chart extends HTMLElement {
         }
     }
 
+    /** @param {ChartRange|null} range */
     #ask(range) {
         this.dispatchEvent(new CustomEvent("chart-range", { detail: range, bubbles: true }));
     }
@@ -266,10 +322,10 @@ class Chart extends HTMLElement {
             return;
         }
         const { at, times } = this.#spec;
-        let min = at[0];
-        let max = at[at.length - 1];
+        let [min, max] = [at[0], at[at.length - 1]];
         if (this.#range !== null) {
-            const inside = at.filter((_, index) => times[index] >= this.#range[0] && times[index] <= this.#range[1]);
+            const [from, to] = this.#range;
+            const inside = at.filter((_, index) => times[index] >= from && times[index] <= to);
             // A range without points is shown whole rather than empty.
             [min, max] = inside.length > 1 ? [inside[0], inside[inside.length - 1]] : [min, max];
         }
@@ -280,7 +336,9 @@ class Chart extends HTMLElement {
     #renderText() {
         const { title, sentence, series, show, at, note } = this.#spec;
         const index = this.#at;
+        /** @param {Values} values */
         const last = (values) => values.findLast((value) => value !== null) ?? null;
+        /** @param {ChartLine} line */
         const entry = ({ label, values, colour: token, dash }) => html`<li>
             <i class=${dash ? "dashed" : ""} ${styles({ "border-color": `var(${token})` })}></i>
             ${label} <b>${show(index === null ? last(values) : values[index])}</b></li>`;
@@ -292,6 +350,7 @@ class Chart extends HTMLElement {
             ${at.length === 0 ? html`<p class="quiet">${sentence}</p>` : nothing}`, this);
     }
 
+    /** @param {number} x */
     #name(x) {
         return this.#spec.x === "step" ? `step ${x}` : format.day(new Date(x * 1000).toISOString());
     }

@@ -3,11 +3,16 @@
 const DASH = "–";
 const MINUS = "\u2212";
 
+/** @type {(value: unknown) => value is number} */
 const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 
+/** @type {(text: string) => string} */
 const withMinus = (text) => text.replace("-", MINUS);
 
-/** 2677 -> "2,677" */
+/**
+ * 2677 -> "2,677"
+ * @param {number|null|undefined} value
+ */
 export function count(value) {
     if (!isNumber(value)) {
         return DASH;
@@ -15,7 +20,10 @@ export function count(value) {
     return withMinus(String(Math.round(value)).replace(/\B(?=(\d{3})+$)/g, ","));
 }
 
-/** 1900000 -> "1.9 M"; below 10,000 as `count`. */
+/**
+ * 1900000 -> "1.9 M"; below 10,000 as `count`.
+ * @param {number|null|undefined} value
+ */
 export function short(value) {
     if (!isNumber(value) || Math.abs(value) < 10_000) {
         return count(value);
@@ -30,7 +38,10 @@ export function short(value) {
     return `${withMinus(scaled.toFixed(Math.abs(scaled) < 99.95 ? 1 : 0))} ${units[unit]}`;
 }
 
-/** 429496729 -> "0.4 GiB" */
+/**
+ * 429496729 -> "0.4 GiB"
+ * @param {number|null|undefined} value
+ */
 export function bytes(value) {
     if (!isNumber(value)) {
         return DASH;
@@ -45,7 +56,11 @@ export function bytes(value) {
     return unit === 0 ? `${count(scaled)} B` : `${withMinus(scaled.toFixed(1))} ${units[unit]}`;
 }
 
-/** 0.7134 -> "0.71" */
+/**
+ * 0.7134 -> "0.71"
+ * @param {number|null|undefined} value
+ * @param {number} digits
+ */
 export function real(value, digits = 2) {
     if (!isNumber(value)) {
         return DASH;
@@ -55,13 +70,20 @@ export function real(value, digits = 2) {
     return withMinus(Number(text) === 0 ? text.replace("-", "") : text);
 }
 
-/** 0.02 -> "+0.02" */
+/**
+ * 0.02 -> "+0.02"
+ * @param {number|null|undefined} value
+ * @param {number} digits
+ */
 export function signed(value, digits = 2) {
     const text = real(value, digits);
     return isNumber(value) && Number(value.toFixed(digits)) > 0 ? `+${text}` : text;
 }
 
-/** 0.97 -> "97%" */
+/**
+ * 0.97 -> "97%"
+ * @param {number|null|undefined} share
+ */
 export function percent(share) {
     if (!isNumber(share)) {
         return DASH;
@@ -73,7 +95,10 @@ export function percent(share) {
     return share < 1 && text === "100" ? ">99%" : `${withMinus(text)}%`;
 }
 
-/** 250000 -> "4 min 10 s" */
+/**
+ * 250000 -> "4 min 10 s"
+ * @param {number|null|undefined} milliseconds
+ */
 export function duration(milliseconds) {
     if (!isNumber(milliseconds)) {
         return DASH;
@@ -89,33 +114,46 @@ export function duration(milliseconds) {
     if (whole < 60) {
         return `${whole} s`;
     }
+    /** @type {[number, string, number, string][]} */
     const pairs = [[86_400, "d", 3600, "h"], [3600, "h", 60, "min"], [60, "min", 1, "s"]];
-    const [large, largeUnit, small, smallUnit] = pairs.find(([size]) => whole >= size);
+    const [large, largeUnit, small, smallUnit] = pairs.find(([size]) => whole >= size) ?? pairs[pairs.length - 1];
     const first = Math.floor(whole / large);
     const rest = Math.floor((whole % large) / small);
     return rest === 0 ? `${first} ${largeUnit}` : `${first} ${largeUnit} ${rest} ${smallUnit}`;
 }
 
-/** The time since a moment in whole seconds: "2 s". The second argument is the time now, in milliseconds. */
+/**
+ * The time since a moment in whole seconds: "2 s". The second argument is the time now, in milliseconds.
+ * @param {string|null|undefined} moment
+ * @param {number} now
+ */
 export function ago(moment, now) {
     const at = Date.parse(moment ?? "");
     return isNumber(at) && isNumber(now) ? duration(Math.max(0, Math.floor((now - at) / 1000)) * 1000) : DASH;
 }
 
+/** @type {(number: number) => string} */
 const two = (number) => String(number).padStart(2, "0");
 
+/** @param {string|null|undefined} moment */
 function parsed(moment) {
     const date = new Date(moment ?? Number.NaN);
     return Number.isNaN(date.getTime()) ? null : date;
 }
 
-/** The time of day where the reader is: "02:10:31". */
+/**
+ * The time of day where the reader is: "02:10:31".
+ * @param {string|null|undefined} moment
+ */
 export function clock(moment) {
     const date = parsed(moment);
     return date ? `${two(date.getHours())}:${two(date.getMinutes())}:${two(date.getSeconds())}` : DASH;
 }
 
-/** The same with milliseconds: "02:10:31.004". */
+/**
+ * The same with milliseconds: "02:10:31.004".
+ * @param {string|null|undefined} moment
+ */
 export function clockMs(moment) {
     const date = parsed(moment);
     return date ? `${clock(moment)}.${String(date.getMilliseconds()).padStart(3, "0")}` : DASH;
@@ -123,7 +161,10 @@ export function clockMs(moment) {
 
 const MONTHS = ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];
 
-/** The day and time where the reader is: "11 Nov 02:10". */
+/**
+ * The day and time where the reader is: "11 Nov 02:10".
+ * @param {string|null|undefined} moment
+ */
 export function day(moment) {
     const date = parsed(moment);
     return date
@@ -131,13 +172,21 @@ export function day(moment) {
         : DASH;
 }
 
-/** A long id by its ends: "0197…3f". */
+/**
+ * A long id by its ends: "0197…3f".
+ * @param {string|null|undefined} id
+ */
 export function shortId(id) {
     const text = id ?? DASH;
     return text.length > 12 ? `${text.slice(0, 4)}…${text.slice(-4)}` : text;
 }
 
-/** plural(3, "rollout") -> "3 rollouts" */
+/**
+ * plural(3, "rollout") -> "3 rollouts"
+ * @param {number|null|undefined} number
+ * @param {string} noun
+ * @param {string} nouns
+ */
 export function plural(number, noun, nouns = `${noun}s`) {
     return `${count(number)} ${number === 1 ? noun : nouns}`;
 }
@@ -152,12 +201,14 @@ const CONTROLS = /[\u0000-\u0008\u000b-\u001f\u007f]/g;
 const MORE_CONTROLS = /[\u0080-\u009f]/g;
 const LONE_SURROGATE = /[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udfff]/g;
 
-const escaped = (character) => `\\u{${character.codePointAt(0).toString(16).padStart(4, "0")}}`;
+/** @type {(character: string) => string} */
+const escaped = (character) => `\\u{${Number(character.codePointAt(0)).toString(16).padStart(4, "0")}}`;
 
 /**
  * Text of others with everything visible that would change how the text around it looks: control characters as their
  * pictures (so the escape sequences of terminals show as ␛[31m), direction controls and other invisible characters as
  * \u{202e}. Tabs and line ends stay.
+ * @param {unknown} text
  */
 export function visible(text) {
     return String(text ?? DASH)
@@ -173,7 +224,12 @@ export function visible(text) {
         .replace(LONE_SURROGATE, escaped);
 }
 
-/** Compares numbers for a sort; NaN and null come last, also in a descending sort by `-1`. */
+/**
+ * Compares numbers for a sort; NaN and null come last, also in a descending sort by `-1`.
+ * @param {unknown} first
+ * @param {unknown} second
+ * @param {number} direction
+ */
 export function compareReal(first, second, direction = 1) {
     if (!isNumber(first) || !isNumber(second)) {
         return Number(isNumber(second)) - Number(isNumber(first));

@@ -6,11 +6,18 @@ import { repeat } from "./vendor/lit-html/directives/repeat.js";
 
 export { html, nothing, render, repeat, svg };
 
+/** @typedef {import("./vendor/lit-html/directive.js").ElementPart & { element: HTMLElement }} Part */
+
 class Styles extends Directive {
-    render() {
+    /** @param {Record<string, string>} properties */
+    render(properties) {
         return noChange;
     }
 
+    /**
+     * @param {Part} part
+     * @param {[Record<string, string>]} properties
+     */
     update(part, [properties]) {
         for (const [name, value] of Object.entries(properties)) {
             part.element.style.setProperty(name, value);
@@ -26,13 +33,21 @@ class Styles extends Directive {
 export const styles = directive(Styles);
 
 class Ref extends Directive {
-    render() {
+    /** @type {HTMLElement|null} */
+    #known = null;
+
+    /** @param {(element: any) => void} use */
+    render(use) {
         return noChange;
     }
 
+    /**
+     * @param {Part} part
+     * @param {[(element: any) => void]} use
+     */
     update(part, [use]) {
-        if (part.element !== this.known) {
-            this.known = part.element;
+        if (part.element !== this.#known) {
+            this.#known = part.element;
             // The element is not in the document yet while its template is rendered.
             queueMicrotask(() => use(part.element));
         }

@@ -2,9 +2,14 @@
 
 const FIELDS = "input, textarea, select, [contenteditable]";
 
-/** Moves the focus to the next or previous row of the screen's list. Whether there is one. */
+/**
+ * Moves the focus to the next or previous row of the screen's list. Whether there is one.
+ * @param {number} step
+ */
 function moveRow(step) {
-    const rows = [...document.querySelectorAll("[data-rows] [data-row]")];
+    /** @type {NodeListOf<HTMLElement>} */
+    const marked = document.querySelectorAll("[data-rows] [data-row]");
+    const rows = [...marked];
     if (rows.length === 0) {
         return false;
     }
@@ -15,13 +20,16 @@ function moveRow(step) {
     return true;
 }
 
+/** @param {string} selector */
 function jump(selector) {
+    /** @type {HTMLElement|null} */
     const target = document.querySelector(selector);
     target?.focus();
     target?.scrollIntoView({ block: "nearest" });
     return target !== null;
 }
 
+/** @type {Record<string, (actions: Actions) => unknown>} */
 const GLOBAL = {
     "/": () => jump("#ask"),
     "?": (actions) => actions.toggleHelp(),
@@ -33,13 +41,19 @@ const GLOBAL = {
     w: (actions) => jump("#why") || actions.why(),
 };
 
-/** Handles a key. The keys of the screen come before those of every screen; none works while the reader types. */
+/**
+ * Handles a key. The keys of the screen come before those of every screen; none works while the reader types.
+ * @param {KeyboardEvent} event
+ * @param {Key[]} ofView
+ * @param {() => AnyContext} context
+ * @param {Actions} actions
+ */
 export function pressed(event, ofView, context, actions) {
     if (event.defaultPrevented || event.ctrlKey || event.metaKey || event.altKey || event.isComposing) {
         return;
     }
     const { target } = event;
-    if (target instanceof Element && target.closest(FIELDS)) {
+    if (target instanceof HTMLElement && target.closest(FIELDS)) {
         if (event.key === "Escape") {
             target.blur();
         }

@@ -1,6 +1,8 @@
 // When the page asks again: at the reader's interval, never while the tab is hidden, and more rarely while the service
 // does not answer.
 
+import { ApiError } from "./api.js";
+
 /** The intervals that the reader can choose, in milliseconds; 0 is a pause. */
 export const INTERVALS = [2_000, 5_000, 30_000];
 
@@ -13,14 +15,20 @@ const JITTER = 0.2;
 export class Poll {
     #ask;
     #interval;
-    #timer = null;
+    /** @type {ReturnType<typeof setTimeout>|undefined} */
+    #timer;
     #failures = 0;
     #isStopped = true;
     #isAsking = false;
+    /** @type {number|null} */
     #due = null;
     #onVisible = () => this.#visible();
 
-    /** `ask` is an async function; if it throws, the next wait is longer. */
+    /**
+     * `ask` is an async function; if it throws, the next wait is longer.
+     * @param {() => Promise<unknown>} ask
+     * @param {number} interval
+     */
     constructor(ask, interval) {
         this.#ask = ask;
         this.#interval = interval;
@@ -44,28 +52,34 @@ export class Poll {
         this.#clear();
     }
 
-    /** Changes the interval; 0 pauses. */
+    /**
+     * Changes the interval; 0 pauses.
+     * @param {number} interval
+     */
     every(interval) {
         this.#interval = interval;
         this.#clear();
         this.#schedule();
     }
 
-    /** Notes how the last question ended, also of one that the reader asked by hand. */
+    /**
+     * Notes how the last question ended, also of one that the reader asked by hand.
+     * @param {unknown} error
+     */
     answered(error) {
         this.#failures = error ? this.#failures + 1 : 0;
         this.#clear();
-        this.#schedule(error?.retryAfter ?? 0);
+        this.#schedule((error instanceof ApiError ? error.retryAfter : null) ?? 0);
     }
 
     #clear() {
         clearTimeout(this.#timer);
-        this.#timer = null;
+        this.#timer = undefined;
         this.#due = null;
     }
 
     #schedule(least = 0) {
-        if (this.#isStopped || this.#isAsking || this.#interval === 0 || document.hidden || this.#timer !== null) {
+        if (this.#isStopped || this.#isAsking || this.#interval === 0 || document.hidden || this.#timer !== undefined) {
             return;
         }
         const backedOff = Math.min(this.#interval * 2 ** this.#failures, Math.max(LONGEST_WAIT, this.#interval));

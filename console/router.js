@@ -14,7 +14,10 @@ import { view as steps } from "./views/steps.js";
 import { view as tryOut } from "./views/try.js";
 import { view as why } from "./views/why.js";
 
-/** Segments that begin with a colon are parameters. `needs` is a query parameter that chooses between two screens. */
+/**
+ * Segments that begin with a colon are parameters. `needs` is a query parameter that chooses between two screens.
+ * @type {{ path: string, view: View<any, any, any>, needs?: string }[]}
+ */
 const ROUTES = [
     { path: "", view: overview },
     { path: "why", view: why },
@@ -40,11 +43,16 @@ export const SCREENS = [
     ["Try a filter", "try"],
 ];
 
+/**
+ * @param {string} pattern
+ * @param {string[]} segments
+ */
 function match(pattern, segments) {
     const parts = pattern === "" ? [] : pattern.split("/");
     if (parts.length !== segments.length) {
         return null;
     }
+    /** @type {Params} */
     const params = {};
     for (const [index, part] of parts.entries()) {
         if (part.startsWith(":")) {
@@ -56,7 +64,11 @@ function match(pattern, segments) {
     return params;
 }
 
-/** The screen and the parameters of a hash; the screen is null if there is none. */
+/**
+ * The screen and the parameters of a hash; the screen is null if there is none.
+ * @param {string} text
+ * @returns {{ view: View<any, any, any>|null, params: Params }}
+ */
 export function resolve(text) {
     const { segments, query } = split(text);
     for (const route of ROUTES) {

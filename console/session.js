@@ -5,12 +5,13 @@ const place = new URL("./", document.baseURI).pathname;
 const NAME = `forebay key ${place}`;
 
 let key = sessionStorage.getItem(NAME) ?? localStorage.getItem(NAME);
+/** @type {(what: "given"|"forgotten") => void} */
 let onChange = () => {};
 
 // Tabs of this origin, which no other site can join.
 const tabs = new BroadcastChannel(`forebay ${place}`);
 
-tabs.onmessage = ({ data }) => {
+tabs.onmessage = (/** @type {MessageEvent} */ { data }) => {
     if (data === "ask" && key !== null) {
         tabs.postMessage({ key });
     } else if (data === "forget" && key !== null) {
@@ -18,7 +19,7 @@ tabs.onmessage = ({ data }) => {
         onChange("forgotten");
     } else if (typeof data?.key === "string" && key === null) {
         key = data.key;
-        sessionStorage.setItem(NAME, key);
+        sessionStorage.setItem(NAME, data.key);
         onChange("given");
     }
 };
@@ -34,7 +35,10 @@ export function current() {
     return key;
 }
 
-/** Calls `listener("given" | "forgotten")` if another tab hands over its key or forgets it. */
+/**
+ * Calls `listener("given" | "forgotten")` if another tab hands over its key or forgets it.
+ * @param {(what: "given"|"forgotten") => void} listener
+ */
 export function listen(listener) {
     onChange = listener;
 }
@@ -44,12 +48,16 @@ export function ask() {
     tabs.postMessage("ask");
 }
 
-/** Keeps a key that the service has accepted, and gives it to tabs that wait for one. */
+/**
+ * Keeps a key that the service has accepted, and gives it to tabs that wait for one.
+ * @param {string} accepted
+ * @param {boolean} inBrowser
+ */
 export function keep(accepted, inBrowser) {
     key = accepted;
-    sessionStorage.setItem(NAME, key);
+    sessionStorage.setItem(NAME, accepted);
     if (inBrowser) {
-        localStorage.setItem(NAME, key);
+        localStorage.setItem(NAME, accepted);
     }
     tabs.postMessage({ key });
 }

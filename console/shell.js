@@ -17,8 +17,13 @@ export const GLOBAL_KEYS = [
     ["?", "this list"],
 ];
 
-/** The screen without a key. */
+/**
+ * The screen without a key.
+ * @param {State} state
+ * @param {Actions} actions
+ */
 export function login(state, actions) {
+    /** @param {On<HTMLFormElement>} event */
     const submit = (event) => {
         event.preventDefault();
         const form = new FormData(event.target);
@@ -39,10 +44,12 @@ export function login(state, actions) {
     </main>`;
 }
 
+/** @param {State} state */
 function trail(state) {
     const { policy } = state.params;
     const links = [["Policies", hash("")]];
     if (policy) {
+        /** @param {string} screen */
         const of = (screen) => hash(`policies/${policy}${screen}`);
         links.push([policy, of("")], ...SCREENS.map(([title, screen]) => [title, of(`/${screen}`)]));
     }
@@ -53,7 +60,9 @@ function trail(state) {
     </nav>`;
 }
 
+/** @param {Actions} actions */
 function asking(actions) {
+    /** @param {On<HTMLFormElement>} event */
     const submit = (event) => {
         event.preventDefault();
         actions.ask(String(new FormData(event.target).get("id")).trim());
@@ -65,11 +74,18 @@ function asking(actions) {
     </form>`;
 }
 
+/**
+ * @param {State} state
+ * @param {AnyContext} context
+ * @param {Actions} actions
+ */
 function liveliness(state, context, actions) {
     if (!state.view?.live && !state.view?.peek) {
         return nothing;
     }
+    /** @param {number} interval */
     const is = (interval) => state.interval === interval;
+    /** @param {On<HTMLSelectElement>} event */
     const choose = (event) => actions.setInterval(Number(event.target.value));
     // A screen that a reader reads does not change under the eyes; it asks whether there is more.
     const age = state.interval === 0 ? "paused" : state.view.live ? "live" : "looked for news";
@@ -85,6 +101,10 @@ function liveliness(state, context, actions) {
     </span>`;
 }
 
+/**
+ * @param {State} state
+ * @param {Actions} actions
+ */
 function whose(state, actions) {
     if (!state.me?.keys_required) {
         return nothing;
@@ -93,7 +113,12 @@ function whose(state, actions) {
         <button type="button" @click=${actions.forget}>Forget</button></span>`;
 }
 
-/** The line at the top of every screen. */
+/**
+ * The line at the top of every screen.
+ * @param {State} state
+ * @param {AnyContext} context
+ * @param {Actions} actions
+ */
 export function header(state, context, actions) {
     return html`<header class="top">
         <a class="skip" href="#main" @click=${actions.skip}>Skip to the screen</a>
@@ -107,8 +132,11 @@ export function header(state, context, actions) {
     </header>`;
 }
 
-/** What is wrong with the connection; the data on the screen is old. */
-export function trouble(state, context) {
+/**
+ * What is wrong with the connection; the data on the screen is old.
+ * @param {State} state
+ */
+export function trouble(state) {
     if (!state.failedSince) {
         return nothing;
     }
@@ -119,17 +147,26 @@ export function trouble(state, context) {
         <span aria-hidden="true">(${lasted})</span>.${old} The page tries again by itself.</p>`;
 }
 
-/** Why a screen has no data. */
+/**
+ * Why a screen has no data.
+ * @param {any} error
+ */
 export function failure(error) {
+    /** @type {Schemas["Violation"][]} */
+    const violations = error.errors ?? [];
     return html`<section class="panel">
         <h1>${format.visible(error.title ?? "The service does not answer")}</h1>
         <p>${format.visible(error.detail ?? "")}</p>
-        ${(error.errors ?? []).map((each) => html`<p><code>${format.visible(each.pointer)}</code>
+        ${violations.map((each) => html`<p><code>${format.visible(each.pointer)}</code>
             ${format.visible(each.detail)}</p>`)}
     </section>`;
 }
 
-/** The bar of a screen that does not change by itself. */
+/**
+ * The bar of a screen that does not change by itself.
+ * @param {State} state
+ * @param {Actions} actions
+ */
 export function newer(state, actions) {
     return state.newer
         ? html`<p class="notice info" role="status">${state.newer}
@@ -137,11 +174,19 @@ export function newer(state, actions) {
         : nothing;
 }
 
-/** The list of keys. */
+/**
+ * The list of keys.
+ * @param {State} state
+ * @param {Actions} actions
+ */
 export function help(state, actions) {
     if (!state.isHelpOpen) {
         return nothing;
     }
+    /**
+     * @param {string} key
+     * @param {string} text
+     */
     const row = (key, text) => html`<div><dt>${key.split(" ").map((each) => html`<kbd>${each}</kbd> `)}</dt>
         <dd>${text}</dd></div>`;
     return html`<dialog class="panel" aria-labelledby="help-title" @close=${actions.closeHelp}

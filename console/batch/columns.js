@@ -6,23 +6,38 @@ import * as format from "../format.js";
 import { html, nothing } from "../html.js";
 import { reward } from "../group/columns.js";
 
+/** @type {(batch: Batch, name: string) => number|null} */
 const metric = (batch, name) => batch.metrics[name] ?? null;
 
-/** The staleness at the cut: mean and most. */
+/**
+ * The staleness at the cut: mean and most.
+ * @param {Pick<Batch, "metrics">} batch
+ */
 export function staleness({ metrics }) {
     const [mean, most] = [metrics["staleness/mean"], metrics["staleness/max"]];
     return mean === undefined ? format.count(null) : `${format.real(mean, 1)} / ${format.count(most)}`;
 }
 
-/** More deliveries than batches are marked: something went wrong before. */
+/**
+ * More deliveries than batches are marked: something went wrong before.
+ * @param {number} number
+ * @param {number} batches
+ */
 export function attempts(number, batches = 1) {
     return number > batches ? html`<b class="marked">${number}</b>` : format.count(number);
 }
 
-/** A batch that a resume has brought back was consumed by a step that does not count any more. */
+/**
+ * A batch that a resume has brought back was consumed by a step that does not count any more.
+ * @type {(batch: Batch) => boolean}
+ */
 export const isUndone = ({ state, step }) => step !== null && (state === "returned" || state === "leased");
 
-/** Columns for batches of a policy. */
+/**
+ * Columns for batches of a policy.
+ * @param {Pick<Context, "params"|"now">} context
+ * @returns {Column<Batch>[]}
+ */
 export function columns(context) {
     const { policy } = context.params;
     return [

@@ -21,8 +21,13 @@ const SIBLINGS = 1000;
 /** Rollouts that are shown. */
 const WORST = 10;
 
+/** @type {(groups: Group[]) => Group[]} */
 const byLowest = (groups) => groups.toSorted((a, b) => format.compareReal(a.reward_min, b.reward_min));
 
+/**
+ * @param {Context} context
+ * @param {Group[]} groups
+ */
 async function readWorst({ get, params: { policy } }, groups) {
     const looked = byLowest(groups.filter(({ reward_min: least }) => least !== null)).slice(0, LOOKED);
     const pages = await Promise.all(looked.map(({ group_id: id }) =>
@@ -30,11 +35,15 @@ async function readWorst({ get, params: { policy } }, groups) {
     return pages
         .flatMap(({ trajectories }) => trajectories)
         .filter(({ verdict, reward }) => verdict === "kept" && reward !== null)
-        .toSorted((a, b) => a.reward - b.reward)
+        .toSorted((a, b) => format.compareReal(a.reward, b.reward))
         .slice(0, WORST);
 }
 
-/** Reads the groups of batches and their worst rollouts. A key of a trainer may not: it gets null. */
+/**
+ * Reads the groups of batches and their worst rollouts. A key of a trainer may not: it gets null.
+ * @param {Context} context
+ * @param {string[]} batches
+ */
 export async function readContents(context, batches) {
     const { policy } = context.params;
     const read = async () => {
@@ -46,12 +55,17 @@ export async function readContents(context, batches) {
     return read().catch(absent(403));
 }
 
+/** @type {(policy: string) => Column<Rollout>} */
 const groupColumn = (policy) => ({
     title: "group",
     cell: ({ group: { group_id: id } }) => html`<span class="id">${idLink(groupHash(policy, id), id)}</span>`,
 });
 
-/** The panels. `local.sort` is the reader's order of the groups. */
+/**
+ * The panels. `local.sort` is the reader's order of the groups.
+ * @param {Contents|null} found
+ * @param {Context} context
+ */
 export function contents(found, context) {
     if (found === null) {
         return html`<p class="quiet">Its groups and rollouts are shown to keys with the role read, produce or

@@ -4,11 +4,19 @@
 /** Parts of a message that are shown; the message as JSON has them all. */
 export const PARTS_MAX = 200;
 
+/** @type {(value: unknown) => value is Json} */
 const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
 
-/** An own member: names such as `__proto__` and `constructor` are names like others. */
+/** @type {(value: unknown) => value is string} */
+const isText = (value) => typeof value === "string";
+
+/**
+ * An own member: names such as `__proto__` and `constructor` are names like others.
+ * @type {(object: Json, name: string) => unknown}
+ */
 const member = (object, name) => (Object.hasOwn(object, name) ? object[name] : undefined);
 
+/** @type {(object: Json, ...names: string[]) => unknown} */
 const first = (object, ...names) => names.map((name) => member(object, name)).find((value) => value !== undefined);
 
 const TEXTS = ["text", "input_text", "output_text", "refusal"];
@@ -18,6 +26,7 @@ const IMAGES = ["image_url", "input_image", "image"];
 /** Images are shown only if the message has their bytes: nothing is fetched. */
 const IMAGE_DATA = /^data:image\/(png|jpeg|gif|webp);base64,[A-Za-z0-9+/=]+$/;
 
+/** @param {Json} part */
 function imageUrl(part) {
     const named = first(part, "image_url", "image", "url");
     const url = isObject(named) ? member(named, "url") : named;
@@ -31,6 +40,10 @@ function imageUrl(part) {
     return null;
 }
 
+/**
+ * @param {Json} part
+ * @returns {Part|null}
+ */
 function image(part) {
     const url = imageUrl(part);
     if (url === null) {
@@ -42,21 +55,30 @@ function image(part) {
         : { kind: "link", text: url };
 }
 
+/**
+ * @param {Json} call
+ * @returns {Part}
+ */
 function toolCall(call) {
     const made = member(call, "function");
     const of = isObject(made) ? made : call;
     const name = first(of, "name");
     const given = first(of, "arguments", "input");
+    const id = member(call, "id");
     return {
         kind: "call",
         name: typeof name === "string" ? name : "",
-        id: typeof member(call, "id") === "string" ? member(call, "id") : "",
+        id: isText(id) ? id : "",
         text: typeof given === "string" ? given : null,
         value: typeof given === "string" ? undefined : given,
     };
 }
 
-/** One part of a content, or of a nested result of a tool. */
+/**
+ * One part of a content, or of a nested result of a tool.
+ * @param {unknown} part
+ * @returns {Part}
+ */
 function partOf(part) {
     if (typeof part === "string") {
         return { kind: "text", text: part };
@@ -65,22 +87,25 @@ function partOf(part) {
         return { kind: "json", value: part };
     }
     const type = member(part, "type");
+    const isOf = (/** @type {string[]} */ names) => isText(type) && names.includes(type);
     const text = first(part, "text", "thinking", "reasoning", "refusal", "content");
-    if (TEXTS.includes(type) && typeof text === "string") {
+    if (isOf(TEXTS) && typeof text === "string") {
         return { kind: "text", text };
     }
-    if (REASONING.includes(type) && typeof text === "string") {
+    if (isOf(REASONING) && typeof text === "string") {
         return { kind: "reasoning", text };
     }
-    if (["tool_use", "function_call", "tool_call"].includes(type)) {
+    if (isOf(["tool_use", "function_call", "tool_call"])) {
         return toolCall(part);
     }
-    if (type === "tool_result" && typeof member(part, "content") === "string") {
-        return { kind: "text", text: member(part, "content") };
+    const result = member(part, "content");
+    if (type === "tool_result" && isText(result)) {
+        return { kind: "text", text: result };
     }
-    return (IMAGES.includes(type) ? image(part) : null) ?? { kind: "json", value: part };
+    return (isOf(IMAGES) ? image(part) : null) ?? { kind: "json", value: part };
 }
 
+/** @param {unknown} content */
 function contentParts(content) {
     if (content === undefined || content === null || content === "") {
         return [];
@@ -88,21 +113,25 @@ function contentParts(content) {
     return Array.isArray(content) ? content.slice(0, PARTS_MAX).map(partOf) : [partOf(content)];
 }
 
+/** @type {(value: unknown) => boolean} */
 const empty = (value) => value === null || value === undefined || (Array.isArray(value) && value.length === 0);
-
-const isText = (value) => typeof value === "string";
 
 /**
  * { role, name, parts, hidden, rest } of a message. `rest` has the members that have no place of their own, or is
  * undefined, and `hidden` is the number of parts that are left out.
+ * @param {unknown} message
+ * @returns {Message}
  */
 export function readMessage(message) {
     if (!isObject(message)) {
-        const part = isText(message) ? { kind: "text", text: message } : { kind: "json", value: message };
-        return { role: null, name: null, parts: [part], hidden: 0, rest: undefined };
+        return { role: null, name: null, parts: [partOf(message)], hidden: 0, rest: undefined };
     }
     const placed = new Set();
-    /** The first of some members that is what is wanted; the others are of the rest. */
+    /**
+     * The first of some members that is what is wanted; the others are of the rest.
+     * @param {(value: unknown) => boolean} isWanted
+     * @param {...string} names
+     */
     const take = (isWanted, ...names) => {
         const name = names.find((each) => Object.hasOwn(message, each) && isWanted(message[each]));
         placed.add(name);
@@ -111,17 +140,22 @@ export function readMessage(message) {
     const role = take(isText, "role", "from");
     const names = [take(isText, "name"), take(isText, "tool_call_id")].filter(isText);
     const content = take((value) => !empty(value), "content", "value");
-    const calls = take(Array.isArray, "tool_calls") ?? [];
+    const called = take(Array.isArray, "tool_calls");
+    const calls = Array.isArray(called) ? called : [];
     const reasoning = take(isText, "reasoning_content", "reasoning", "thinking");
-    const parts = [
-        ...(isText(reasoning) && reasoning !== "" ? [{ kind: "reasoning", text: reasoning }] : []),
-        ...contentParts(content),
-        ...calls.slice(0, PARTS_MAX).map((call) => (isObject(call) ? toolCall(call) : { kind: "json", value: call })),
-    ];
+    /** @type {Part[]} */
+    const parts = contentParts(content);
+    if (isText(reasoning) && reasoning !== "") {
+        parts.unshift({ kind: "reasoning", text: reasoning });
+    }
+    for (const call of calls.slice(0, PARTS_MAX)) {
+        parts.push(isObject(call) ? toolCall(call) : { kind: "json", value: call });
+    }
     const rest = Object.entries(message).filter(([key, value]) => !placed.has(key) && !empty(value));
+    /** @param {unknown} list */
     const beyond = (list) => (Array.isArray(list) ? Math.max(0, list.length - PARTS_MAX) : 0);
     return {
-        role: role ?? null,
+        role: isText(role) ? role : null,
         name: names.length === 0 ? null : names.join(" · "),
         parts,
         hidden: beyond(content) + beyond(calls),
@@ -129,7 +163,11 @@ export function readMessage(message) {
     };
 }
 
-/** An object without a prototype, in which `__proto__` is a member. */
+/**
+ * An object without a prototype, in which `__proto__` is a member.
+ * @param {[string, unknown][]} entries
+ * @returns {Json}
+ */
 function fromEntries(entries) {
     const object = Object.create(null);
     for (const [key, value] of entries) {

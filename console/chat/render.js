@@ -17,18 +17,32 @@ const PAGE_PARTS_MAX = 1_000;
 const LABEL_MAX = 80;
 
 const ROLES = ["system", "developer", "user", "assistant", "tool"];
-/** Other names for the same roles. */
+/**
+ * Other names for the same roles.
+ * @type {Record<string, string>}
+ */
 const ALIASES = { human: "user", gpt: "assistant", model: "assistant", function: "tool" };
 
-/** The beginning of a text, which does not end within a character. */
+/**
+ * The beginning of a text, which does not end within a character.
+ * @param {string} text
+ * @param {number} length
+ */
 function cut(text, length) {
     const code = text.charCodeAt(length - 1);
     return text.slice(0, code >= 0xd800 && code <= 0xdbff ? length - 1 : length);
 }
 
+/** @type {(text: string) => string} */
 const label = (text) => (text.length > LABEL_MAX ? `${cut(text, LABEL_MAX)}…` : text);
 
-/** A text of any length: its beginning, and a button for more. */
+/**
+ * A text of any length: its beginning, and a button for more.
+ * @param {string} text
+ * @param {string} key
+ * @param {ChatContext} context
+ * @param {string} kind
+ */
 function longText(text, key, context, kind = "") {
     const length = context.local.lengths[key] ?? TEXT_FIRST;
     const isWhole = text.length <= length;
@@ -38,9 +52,16 @@ function longText(text, key, context, kind = "") {
             <button type="button" @click=${more}>Show more</button></p>`}`;
 }
 
-/** Something that is made when the reader opens it. */
+/**
+ * Something that is made when the reader opens it.
+ * @param {unknown} summary
+ * @param {string} key
+ * @param {ChatContext} context
+ * @param {() => unknown} content
+ */
 export function fold(summary, key, context, content) {
     const isOpen = context.local.open.has(key);
+    /** @param {On<HTMLDetailsElement>} event */
     const toggled = ({ currentTarget: details }) => {
         if (details.open !== isOpen) {
             const open = new Set(context.local.open);
@@ -52,7 +73,13 @@ export function fold(summary, key, context, content) {
         ${isOpen ? content() : nothing}</details>`;
 }
 
-/** JSON, folded. */
+/**
+ * JSON, folded.
+ * @param {string} title
+ * @param {unknown} value
+ * @param {string} key
+ * @param {ChatContext} context
+ */
 export function jsonFold(title, value, key, context) {
     return fold(title, key, context, () => {
         const { text, isWhole } = jsonText(value);
@@ -61,11 +88,21 @@ export function jsonFold(title, value, key, context) {
     });
 }
 
+/**
+ * @param {{ url: string, bytes: number }} part
+ * @param {string} key
+ * @param {ChatContext} context
+ */
 function image({ url, bytes }, key, context) {
     return fold(`Image, ${format.bytes(bytes)}: show it`, key, context, () =>
         html`<img class="sent" alt="Image of the message" src=${url}>`);
 }
 
+/**
+ * @param {Extract<Part, { kind: "call" }>} part
+ * @param {string} key
+ * @param {ChatContext} context
+ */
 function call(part, key, context) {
     const id = part.id === "" ? nothing : html` <span class="quiet">${format.visible(label(part.id))}</span>`;
     return html`<div class="call"><p class="mono"><span class="quiet">calls</span>
@@ -76,6 +113,11 @@ function call(part, key, context) {
     </div>`;
 }
 
+/**
+ * @param {Part} part
+ * @param {string} key
+ * @param {ChatContext} context
+ */
 function partOf(part, key, context) {
     switch (part.kind) {
         case "text":
@@ -95,18 +137,29 @@ function partOf(part, key, context) {
     }
 }
 
+/**
+ * @param {Pick<Message, "role"|"name">} message
+ * @param {number} index
+ */
 function heading({ role, name }, index) {
     const named = name === null ? nothing : html` · <bdi>${format.visible(label(name))}</bdi>`;
     return html`<h3><bdi>${role === null ? "no role" : format.visible(label(role))}</bdi>${named}
         <span class="quiet">#${format.count(index)}</span></h3>`;
 }
 
+/** @type {(role: string|null) => string} */
 const kindOf = (role) => {
-    const known = Object.hasOwn(ALIASES, role ?? "") ? ALIASES[role] : role;
+    const named = role ?? "";
+    const known = Object.hasOwn(ALIASES, named) ? ALIASES[named] : named;
     return ROLES.includes(known) ? known : "other";
 };
 
-/** A message that the service left out, because it is long. */
+/**
+ * A message that the service left out, because it is long.
+ * @param {ChatItem} item
+ * @param {ChatContext} context
+ * @param {ChatActions} actions
+ */
 function omitted(item, context, actions) {
     const show = () => actions.showMessage(item.index);
     return html`<article class="message ${kindOf(item.role ?? null)}">
@@ -116,17 +169,24 @@ function omitted(item, context, actions) {
     </article>`;
 }
 
+/** @param {unknown} message */
 function textOf(message) {
     const { parts } = readMessage(message);
-    const texts = parts.map((part) => (typeof part.text === "string" ? part.text : null));
+    const texts = parts.map((part) => ("text" in part ? part.text : null));
     return texts.length > 0 && texts.every((text) => text !== null) ? texts.join("\n") : jsonText(message).text;
 }
 
+/**
+ * @param {ChatItem} item
+ * @param {{ left: number }} budget
+ * @param {ChatContext} context
+ */
 function shown(item, budget, context) {
     const message = readMessage(item.message);
     const parts = message.parts.slice(0, Math.max(1, budget.left));
     budget.left -= parts.length;
     const hidden = message.hidden + message.parts.length - parts.length;
+    /** @param {string|number} name */
     const key = (name) => `${item.index}/${name}`;
     return html`<article class="message ${kindOf(message.role)}">
         <div class="row">${heading(message, item.index)}<span class="spring"></span>
@@ -139,11 +199,19 @@ function shown(item, budget, context) {
     </article>`;
 }
 
+/**
+ * @param {ChatPage} messages
+ * @param {ChatActions} actions
+ */
 function pages({ count, from, items, next }, actions) {
     const to = from + items.length;
     if (from === 0 && next === null) {
         return nothing;
     }
+    /**
+     * @param {string} text
+     * @param {number|null} target
+     */
     const button = (text, target) => html`<button type="button" ?disabled=${target === null}
         @click=${() => actions.turn(target)}>${text}</button>`;
     return html`<p class="toolbar"><span>messages ${format.count(from + 1)} to ${format.count(to)} of
@@ -151,11 +219,15 @@ function pages({ count, from, items, next }, actions) {
         ${button("First", from === 0 ? null : 0)} ${button("Next", next)}</p>`;
 }
 
+/** @type {{ about: unknown[], made: unknown }} */
 let last = { about: [], made: null };
 
 /**
  * The messages of the page. `actions` has `turn(from)` and `showMessage(index)`. The texts may have a megabyte, so
  * what was made of them is used again while nothing that it depends on has changed.
+ * @param {ChatPage} messages
+ * @param {ChatContext} context
+ * @param {ChatActions} actions
  */
 export function chat(messages, context, actions) {
     const { lengths, open, asking, messages: opened } = context.local;
@@ -166,8 +238,14 @@ export function chat(messages, context, actions) {
     return last.made;
 }
 
+/**
+ * @param {ChatPage} messages
+ * @param {ChatContext} context
+ * @param {ChatActions} actions
+ */
 function drawn(messages, context, actions) {
     const budget = { left: PAGE_PARTS_MAX };
+    /** @param {ChatItem} item */
     const one = (item) => {
         const opened = context.local.messages.get(item.index);
         const message = item.message === null ? opened : item;

@@ -1,6 +1,6 @@
 // Siblings side by side: their messages in columns that scroll together, with what all have in common folded.
 
-import { ApiError } from "../api.js";
+import { ApiError, isAborted, message } from "../api.js";
 import { rolloutHash } from "../address.js";
 import { badge, idLink, kbd } from "../elements.js";
 import * as format from "../format.js";
@@ -8,6 +8,7 @@ import { plural } from "../format.js";
 import { html, nothing, repeat } from "../html.js";
 import { reward } from "./columns.js";
 import { card, speaker } from "./message.js";
+import { chosen, commonMessages, ORDERS } from "./order.js";
 
 /** Messages of one rollout that are shown; the rest is on its screen. */
 const MESSAGES = 60;
@@ -15,51 +16,19 @@ const MESSAGES = 60;
 /** Messages of the common beginning that are shown when it is unfolded. */
 const PREFIX = 20;
 
-const by = (value, direction) => (rows) =>
-    rows.toSorted((a, b) => format.compareReal(value(a), value(b), direction));
-
-const highest = by((row) => row.reward, -1);
-
-/** The best and the worst in turn, so that any number of columns shows both. */
-function extremes(rows) {
-    const left = highest(rows);
-    const taken = [];
-    while (left.length > 0) {
-        taken.push(left.shift());
-        // What has no reward is last in every order, so it is not the worst.
-        const worst = left.findLastIndex(({ reward: value }) => value !== null);
-        if (worst !== -1) {
-            taken.push(...left.splice(worst, 1));
-        }
-    }
-    return taken;
-}
-
-/** The orders of the columns. */
-export const ORDERS = {
-    "best and worst": extremes,
-    "reward ↓": highest,
-    "reward ↑": by((row) => row.reward, 1),
-    "tokens ↓": by((row) => row.tokens, -1),
-    "as they came": (rows) => rows,
-};
-
-/** The siblings of the columns: some of them, from `local.first` on. */
-export function chosen({ siblings }, local) {
-    const rows = ORDERS[local.order](siblings);
-    const first = Math.min(local.first, Math.max(0, rows.length - 1));
-    const shown = rows.slice(first, first + local.count);
-    // The order decides which are shown; among them, the highest reward is on the left.
-    return local.order === "best and worst" ? highest(shown) : shown;
-}
-
-/** Fetches the messages of the columns one after the other, and says so as they come. */
+/**
+ * Fetches the messages of the columns one after the other, and says so as they come.
+ * @param {Context<any, GroupLocal>} context
+ * @param {GroupData} data
+ * @param {GroupLocal} local
+ */
 export async function fetchShown(context, data, local) {
     const { policy } = context.params;
     const { contents } = local;
     for (const { rollout_id: id } of chosen(data, local)) {
         // What failed is asked for again when the reader moves on.
-        if (contents.has(id) && !contents.get(id).error) {
+        const before = contents.get(id);
+        if (before && !before.error) {
             continue;
         }
         contents.set(id, { isComing: true });
@@ -68,7 +37,7 @@ export async function fetchShown(context, data, local) {
             const { messages } = await context.get("./trajectories/content", query);
             contents.set(id, { messages });
         } catch (error) {
-            if (error?.name === "AbortError") {
+            if (isAborted(error)) {
                 contents.delete(id);
                 return;
             }
@@ -78,21 +47,7 @@ export async function fetchShown(context, data, local) {
     }
 }
 
-/** How many messages are the same in all columns that have any. */
-export function commonMessages(lists) {
-    if (lists.length < 2) {
-        return 0;
-    }
-    const [first, ...others] = lists;
-    const same = (item, index) => {
-        const text = JSON.stringify(item.message);
-        return item.message !== null &&
-            others.every((list) => list[index]?.message && JSON.stringify(list[index].message) === text);
-    };
-    const end = first.findIndex((item, index) => !same(item, index));
-    return end === -1 ? first.length : end;
-}
-
+/** @param {unknown} error */
 function refusal(error) {
     if (error instanceof ApiError && error.status === 403) {
         return "Messages are shown to keys with the role read or admin.";
@@ -100,13 +55,20 @@ function refusal(error) {
     if (error instanceof ApiError) {
         return `${error.title}: ${error.detail}`;
     }
-    return error.message;
+    return message(error);
 }
 
+/**
+ * @param {Rollout} row
+ * @param {number} common
+ * @param {number|null} mean
+ * @param {GroupContext} context
+ */
 function column(row, common, mean, context) {
     const { local, params } = context;
     const { messages, error, isComing } = local.contents.get(row.rollout_id) ?? { isComing: true };
     const href = rolloutHash(params.policy, row.rollout_id);
+    /** @param {string} name */
     const open = (name) => {
         local.opened.add(name);
         context.update({});
@@ -121,7 +83,7 @@ function column(row, common, mean, context) {
             <span class="quiet">A ${format.signed(row.advantage)} · ${row.status ?? "no status"}
                 ${row.verdict === "kept" ? nothing : `· ${row.verdict}`}</span></h3>
         <div class="messages" tabindex="0" role="region" aria-label=${`messages of ${format.visible(row.rollout_id)}`}
-            @scroll=${(event) => together(event, local)}>
+            @scroll=${(/** @type {On<Element>} */ event) => together(event, local)}>
             ${isComing ? html`<p class="quiet" role="status">Loading</p>` : nothing}
             ${error ? html`<p class="quiet">${format.visible(refusal(error))}</p>` : nothing}
             ${messages === null ? html`<p class="quiet">The agent sent no messages.</p>` : nothing}
@@ -134,8 +96,13 @@ function column(row, common, mean, context) {
 }
 
 // The place that this page has given to a column: its event is not the reader's.
+/** @type {WeakMap<Element, number>} */
 const placed = new WeakMap();
 
+/**
+ * @param {On<Element>} event
+ * @param {GroupLocal} local
+ */
 function together({ currentTarget: moved }, { isTogether }) {
     if (placed.get(moved) === moved.scrollTop) {
         placed.delete(moved);
@@ -144,7 +111,7 @@ function together({ currentTarget: moved }, { isTogether }) {
     if (!isTogether) {
         return;
     }
-    for (const other of moved.closest(".beside").querySelectorAll(".messages")) {
+    for (const other of moved.closest(".beside")?.querySelectorAll(".messages") ?? []) {
         if (other !== moved && other.scrollTop !== moved.scrollTop) {
             other.scrollTop = moved.scrollTop;
             placed.set(other, other.scrollTop);
@@ -152,6 +119,11 @@ function together({ currentTarget: moved }, { isTogether }) {
     }
 }
 
+/**
+ * @param {number} common
+ * @param {ChatItem[][]} lists
+ * @param {GroupContext} context
+ */
 function prefix(common, lists, context) {
     const { local } = context;
     if (common === 0) {
@@ -159,10 +131,12 @@ function prefix(common, lists, context) {
     }
     const items = lists[0].slice(0, common);
     const roles = items.slice(0, 6).map(({ message, role }) => speaker(message, role)).join(", ");
+    /** @param {string} name */
     const open = (name) => {
         local.opened.add(name);
         context.update({});
     };
+    /** @param {On<HTMLDetailsElement>} event */
     const toggle = (event) => context.update({ isPrefixOpen: event.currentTarget.open });
     return html`<details class="panel" .open=${local.isPrefixOpen} @toggle=${toggle}>
         <summary>${plural(common, "message")} in common: ${roles}${common > 6 ? ", …" : ""}</summary>
@@ -171,7 +145,11 @@ function prefix(common, lists, context) {
     </details>`;
 }
 
-/** Moves the columns by their number. */
+/**
+ * Moves the columns by their number.
+ * @param {Context<GroupData|null, GroupLocal, any>} context
+ * @param {number} direction
+ */
 export function turn(context, direction) {
     const { data, local } = context;
     if (data === null) {
@@ -179,15 +157,23 @@ export function turn(context, direction) {
     }
     const last = Math.max(0, data.siblings.length - local.count);
     const first = Math.min(Math.max(local.first + direction * local.count, 0), last);
-    choose(context, { first });
+    choose(context, data, { first });
 }
 
-function choose(context, changes) {
+/**
+ * @param {Context<GroupData|null, GroupLocal, any>} context
+ * @param {GroupData} data
+ * @param {Partial<GroupLocal>} changes
+ */
+function choose(context, data, changes) {
     context.update(changes);
-    fetchShown(context, context.data, context.local);
+    fetchShown(context, data, context.local);
 }
 
-/** The panel with its tools. */
+/**
+ * The panel with its tools.
+ * @param {GroupContext} context
+ */
 export function beside(context) {
     const { data, local } = context;
     const { siblings } = data;
@@ -195,18 +181,27 @@ export function beside(context) {
         return nothing;
     }
     const shown = chosen(data, local);
-    const lists = shown.map((row) => local.contents.get(row.rollout_id)?.messages?.items).filter(Boolean);
+    const lists = shown.flatMap((row) => {
+        const items = local.contents.get(row.rollout_id)?.messages?.items;
+        return items ? [items] : [];
+    });
     const common = local.isFolded ? commonMessages(lists) : 0;
     const isAll = local.count >= siblings.length;
-    const check = (name) => (event) => context.update({ [name]: event.target.checked });
+    /** @param {"isTogether"|"isFolded"} name */
+    const check = (name) => (/** @type {On<HTMLInputElement>} */ event) =>
+        context.update({ [name]: event.target.checked });
+    /** @param {On<HTMLSelectElement>} event */
+    const order = (event) => choose(context, data, { order: event.target.value, first: 0 });
+    /** @param {On<HTMLSelectElement>} event */
+    const count = (event) => choose(context, data, { count: Number(event.target.value) });
     return html`<section aria-labelledby="beside-title" class="beside">
         <div class="toolbar">
             <h2 id="beside-title">Side by side</h2>
-            <label>order <select @change=${(event) => choose(context, { order: event.target.value, first: 0 })}>
+            <label>order <select @change=${order}>
                 ${Object.keys(ORDERS).map((name) => html`<option .selected=${name === local.order}>${name}</option>`)}
             </select></label>
-            <label>columns <select @change=${(event) => choose(context, { count: Number(event.target.value) })}>
-                ${[2, 3, 4].map((count) => html`<option .selected=${count === local.count}>${count}</option>`)}
+            <label>columns <select @change=${count}>
+                ${[2, 3, 4].map((each) => html`<option .selected=${each === local.count}>${each}</option>`)}
             </select></label>
             <label><input type="checkbox" .checked=${local.isTogether} @change=${check("isTogether")}>scroll
                 together</label>

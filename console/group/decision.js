@@ -5,22 +5,12 @@ import { plural } from "../format.js";
 import { html, nothing } from "../html.js";
 import { time, untrusted } from "../elements.js";
 import { reward } from "./columns.js";
+import { judged, statistics } from "./judged.js";
 
-/** Whether a rollout counts in the baseline of its group. */
-export const votes = ({ verdict }) => verdict === "kept" || verdict === "masked";
-
-/** Mean, deviation (of the population) and range of the rewards that group filters see; null without any. */
-export function statistics(siblings) {
-    const rewards = siblings.filter(votes).map(({ reward: value }) => value).filter((value) => value !== null);
-    if (rewards.length === 0) {
-        return null;
-    }
-    const mean = rewards.reduce((sum, value) => sum + value, 0) / rewards.length;
-    const deviation = Math.sqrt(rewards.reduce((sum, value) => sum + (value - mean) ** 2, 0) / rewards.length);
-    return { count: rewards.length, mean, deviation, min: Math.min(...rewards), max: Math.max(...rewards) };
-}
-
-/** What the service's own reasons mean. */
+/**
+ * What the service's own reasons mean.
+ * @type {Record<string, string>}
+ */
 const REASONS = {
     incomplete: "too few rollouts when it had to be decided",
     exhausted: "too few rollouts when its posts were used up",
@@ -33,24 +23,20 @@ const REASONS = {
     stale: "it was behind the staleness bound when a batch was cut",
 };
 
+/**
+ * @param {Filter} filter
+ * @param {boolean} isMatch
+ */
 function filterLine({ name, when }, isMatch) {
     return html`<li><b>${name}</b> <code class="untrusted">${format.visible(when)}</code>
         ${isMatch ? "matches" : "does not match"}</li>`;
 }
 
-/** The group filters up to the one that matched: [rule, whether it matched]. */
-export function judged(group, rules) {
-    const filters = (rules?.filter ?? []).filter(({ scope }) => scope === "group");
-    const at = filters.findIndex(({ name }) => name === group.reason);
-    if (at === -1 && (group.state === "discarded" || group.state === "open")) {
-        // A rule that is gone, a reason of the service or of an operator: nothing is known of the filters of now.
-        return [];
-    }
-    const seen = at === -1 ? filters : filters.slice(0, at + 1);
-    const judged = seen.filter(({ name }) => !group.failed_filters?.includes(name));
-    return judged.map((rule) => [rule, rule.name === group.reason]);
-}
-
+/**
+ * @param {Statistics|null} found
+ * @param {Group} group
+ * @param {boolean} isWhole
+ */
 function numbers(found, group, isWhole) {
     if (found === null) {
         return "no reward counts";
@@ -62,6 +48,10 @@ function numbers(found, group, isWhole) {
         `${format.count(group.masked)} masked`;
 }
 
+/**
+ * @param {Group} group
+ * @param {Pick<Context, "now">} context
+ */
 function open(group, context) {
     return html`<p><b>Open</b> since ${format.day(group.opened_at)} (${time(group.opened_at, context)}):
         ${group.arrived} of ${plural(group.size, "place")} taken.
@@ -69,20 +59,27 @@ function open(group, context) {
             ${plural(group.min_size, "rollout")}.` : nothing}</p>`;
 }
 
-/** What came of the decision. A group that was ready may be more than that by now. */
+/**
+ * What came of the decision. A group that was ready may be more than that by now.
+ * @param {Group} group
+ */
 function outcome({ state, reason }) {
     const why = reason === null ? nothing : html` as ${untrusted(reason)}${REASONS[reason]
         ? `: ${REASONS[reason]}` : nothing}`;
     return state === "batched" ? html`→ <b>ready</b>; it is in a batch now` : html`→ <b>${state}</b>${why}`;
 }
 
-/** The panel with the decision. `rules` are those of the policy now, or null. */
+/**
+ * The panel with the decision. `rules` are those of the policy now, or null.
+ * @param {GroupData} data
+ * @param {Pick<Context, "now">} context
+ */
 export function decision({ group, siblings, isWhole, rules }, context) {
     const found = statistics(siblings);
     const filters = judged(group, rules);
     const failed = group.failed_filters ?? [];
     const isOpen = group.decided_at === null;
-    const lasted = Date.parse(group.decided_at) - Date.parse(group.opened_at);
+    const lasted = Date.parse(group.decided_at ?? "") - Date.parse(group.opened_at);
     return html`<section class="panel decision" id="why" tabindex="-1" aria-labelledby="decision-title">
         <h2 id="decision-title">How it was decided</h2>
         ${isOpen ? open(group, context) : html`<p><b>Decided</b> ${format.day(group.decided_at)},

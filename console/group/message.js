@@ -18,7 +18,11 @@ const PARTS = 50;
 
 const LABEL = 64;
 
-/** A part as [label, text]. */
+/**
+ * A part as [label, text].
+ * @param {Part} part
+ * @returns {[label: string, text: string]}
+ */
 function written(part) {
     switch (part.kind) {
         case "text":
@@ -36,19 +40,37 @@ function written(part) {
     }
 }
 
-/** The parts of a message as [label, text]. */
+/**
+ * The parts of a message as [label, text].
+ * @param {unknown} message
+ * @returns {[label: string, text: string][]}
+ */
 export function parts(message) {
     const { parts: found, rest } = readMessage(message);
-    return [...found.map(written), ...(rest === undefined ? [] : [["further fields", jsonText(rest).text]])];
+    const all = found.map(written);
+    if (rest !== undefined) {
+        all.push(["further fields", jsonText(rest).text]);
+    }
+    return all;
 }
 
-/** Who speaks: "tool · python". `role` is that of a message that the service left out. */
+/**
+ * Who speaks: "tool · python". `role` is that of a message that the service left out.
+ * @param {unknown} message
+ * @param {string|null|undefined} role
+ */
 export function speaker(message, role = null) {
     const read = message === null ? { role, name: null } : readMessage(message);
     const names = [read.role ?? "message", read.name].filter((name) => name !== null);
     return names.map((name) => format.visible(name.slice(0, LABEL))).join(" · ");
 }
 
+/**
+ * @param {string} label
+ * @param {string} text
+ * @param {boolean} isOpen
+ * @param {() => void} open
+ */
 function body(label, text, isOpen, open) {
     const limit = isOpen ? LONG : SHORT;
     const rest = text.length - limit;
@@ -58,10 +80,15 @@ function body(label, text, isOpen, open) {
             ${isOpen ? "are in the rollout" : html`<button type="button" @click=${open}>Show</button>`}</p>`}`;
 }
 
-/** One message of a column. `opened` has the messages whose whole text is shown. */
+/**
+ * One message of a column. `opened` has the messages whose whole text is shown.
+ * @param {ChatItem} item
+ * @param {{ opened: Set<string>, key: string, open: (name: string) => void, href: string }} place
+ */
 export function card({ index, message, role, bytes }, { opened, key, open, href }) {
     const name = `${key}/${index}`;
-    const kind = KINDS.get(message === null ? role : readMessage(message).role) ?? "other";
+    const speaks = message === null ? role : readMessage(message).role;
+    const kind = KINDS.get(speaks ?? "") ?? "other";
     const found = message === null ? [] : parts(message);
     return html`<article class="message ${kind}">
         <h4><bdi>${speaker(message, role)}</bdi></h4>

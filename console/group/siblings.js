@@ -7,9 +7,13 @@ import { html, nothing } from "../html.js";
 import { range } from "../listing.js";
 import { reward, rowLink } from "./columns.js";
 
+/** @type {(name: "reward"|"advantage"|"tokens") => Pick<Column<Rollout>, "value"|"number">} */
 const real = (name) => ({ value: (row) => row[name], number: true });
 
-/** What the verdict, its reason and the filters that failed say about one rollout. */
+/**
+ * What the verdict, its reason and the filters that failed say about one rollout.
+ * @param {Rollout} rollout
+ */
 function why({ verdict, reason, failed_filters: failed, policy_version_assumed: isAssumed }) {
     const parts = [];
     if (verdict === "masked") {
@@ -17,7 +21,7 @@ function why({ verdict, reason, failed_filters: failed, policy_version_assumed: 
     } else if (reason !== null) {
         parts.push(untrusted(reason));
     }
-    if (failed?.length > 0) {
+    if (failed && failed.length > 0) {
         parts.push(html`could not be evaluated: ${failed.map(format.visible).join(", ")}`);
     }
     if (isAssumed) {
@@ -26,12 +30,20 @@ function why({ verdict, reason, failed_filters: failed, policy_version_assumed: 
     return parts.map((part, index) => html`${index > 0 ? "; " : nothing}${part}`);
 }
 
-/** The tokens that a rollout trains: the ledger's number is that of its mask, whatever the verdict. */
+/**
+ * The tokens that a rollout trains: the ledger's number is that of its mask, whatever the verdict.
+ * @param {Rollout} rollout
+ */
 function trained({ verdict, trained_tokens: tokens }) {
     return verdict === "kept" ? tokens : verdict === "masked" ? 0 : null;
 }
 
-/** Columns for rollouts of a policy; `group` is a column for their groups. */
+/**
+ * Columns for rollouts of a policy; `group` is a column for their groups.
+ * @param {string} policy
+ * @param {{ group?: Column<Rollout>|null }} options
+ * @returns {Column<Rollout>[]}
+ */
 export function columns(policy, { group = null } = {}) {
     return [
         {
@@ -58,7 +70,11 @@ export function columns(policy, { group = null } = {}) {
 /** Which column is sorted at first: the reward, the highest first. */
 export const BY_REWARD = { by: 3, direction: -1 };
 
-/** The table. The reader's order is in `local.sort`. */
+/**
+ * The table. The reader's order is in `local.sort`.
+ * @param {Rollout[]} siblings
+ * @param {GroupContext} context
+ */
 export function table(siblings, context) {
     return dataTable({
         caption: "Its rollouts; a heading sorts",

@@ -5,11 +5,20 @@ import { describe } from "./journal.js";
 
 const TOGETHER = "policy";
 
+/** @type {(moment: string) => number} */
 const seconds = (moment) => Date.parse(moment) / 1000;
 
-/** Columns of the charts over steps, one entry per step. */
+/**
+ * Columns of the charts over steps, one entry per step.
+ * @param {Step[]} rows
+ * @returns {StepColumns}
+ */
 export function ofSteps(rows) {
-    const column = (name, scale = 1) => rows.map((row) => (row[name] === null ? null : row[name] * scale));
+    /**
+     * @param {"reward_trained"|"reward_all"|"staleness_mean"|"staleness_max"|"held_ms"|"waited_ms"} name
+     * @returns {Values}
+     */
+    const column = (name, scale = 1) => rows.map(({ [name]: value }) => (value === null ? null : value * scale));
     return {
         note: `last of ${format.plural(rows.length, "step")}`,
         at: rows.map(({ step }) => step),
@@ -23,9 +32,17 @@ export function ofSteps(rows) {
     };
 }
 
-/** The same of a whole run in buckets. A bucket whose steps were all undone has no values. */
+/**
+ * The same of a whole run in buckets. A bucket whose steps were all undone has no values.
+ * @param {Schemas["StepBucket"][]} all
+ * @returns {StepColumns}
+ */
 export function ofBuckets(all) {
     const buckets = all.filter(({ steps }) => steps > 0);
+    /**
+     * @param {"reward_trained"|"reward_all"|"staleness"|"held_ms"|"waited_ms"} name
+     * @returns {Values}
+     */
     const column = (name, scale = 1) => buckets.map(({ [name]: found }) => (found ? found.mean * scale : null));
     return {
         note: "last of the whole run",
@@ -40,7 +57,11 @@ export function ofBuckets(all) {
     };
 }
 
-/** "kept: now 412, from 380 to 430" for each line. */
+/**
+ * "kept: now 412, from 380 to 430" for each line.
+ * @param {ChartLine[]} series
+ * @param {ChartSpec["show"]} show
+ */
 function sentenceOf(series, show) {
     const parts = series.map(({ label, values }) => {
         const known = values.filter((value) => value !== null);
@@ -48,11 +69,20 @@ function sentenceOf(series, show) {
             return `${label}: nothing`;
         }
         const [least, most] = [Math.min(...known), Math.max(...known)];
-        return `${label}: last ${show(known.at(-1))}, from ${show(least)} to ${show(most)}`;
+        return `${label}: last ${show(known[known.length - 1])}, from ${show(least)} to ${show(most)}`;
     });
     return `${parts.join("; ")}.`;
 }
 
+/**
+ * @param {string} title
+ * @param {string} x
+ * @param {{ at: number[], times: number[], note?: string }} points
+ * @param {ChartLine[]} series
+ * @param {ChartSpec["show"]} show
+ * @param {Partial<ChartSpec>} more
+ * @returns {ChartSpec}
+ */
 function spec(title, x, { at, times, note }, series, show, more = {}) {
     const isEmpty = series.every(({ values }) => values.every((value) => value === null));
     const none = x === "step" ? "No step has been acked in this run." : "Nothing has been recorded in this window.";
@@ -61,15 +91,27 @@ function spec(title, x, { at, times, note }, series, show, more = {}) {
     return { title, sentence, x, ...points, series, show, note: note ?? "last", together: TOGETHER, ...more };
 }
 
+/** @type {(label: string, values: Values, colour: number, more?: Partial<ChartLine>) => ChartLine} */
 const line = (label, values, colour, more = {}) => ({ label, values, colour: `--series-${colour}`, ...more });
 
+/** @type {(value: number|null) => string} */
 const second = (value) => (value === null ? format.real(null) : format.duration(value * 1000));
 
-/** The specs of the charts, in the order in which they are shown. */
+/**
+ * The specs of the charts, in the order in which they are shown.
+ * @param {PolicyHistory} history
+ * @param {Schemas["PolicyStatus"]} policy
+ * @returns {ChartSpec[]}
+ */
 export function specs({ series, steps, journal }, policy) {
     const { at, metrics, step_s: step } = series;
+    /** @param {string} name */
     const perMinute = (name) => (metrics[name] ?? at.map(() => null)).map((value) =>
         value === null ? null : value / (step / 60));
+    /**
+     * @param {number[]} x
+     * @param {number|null} value
+     */
     const flat = (x, value) => x.map(() => value);
     const marks = journal.map((entry) => ({ at: seconds(entry.at), text: describe(entry) }));
     const byTime = { at, times: at };

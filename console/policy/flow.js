@@ -6,7 +6,10 @@ import * as format from "../format.js";
 import { plural } from "../format.js";
 import { html, nothing, styles } from "../html.js";
 
-/** The stages at which each state of a policy is caused or felt. */
+/**
+ * The stages at which each state of a policy is caused or felt.
+ * @type {Record<string, string[]>}
+ */
 const STARVING = {
     broken: ["received"],
     stuck: ["leased"],
@@ -18,19 +21,30 @@ const STARVING = {
     dropping: ["verdicts"],
 };
 
-const sum = (values) => (values ?? []).reduce((total, value) => total + (value ?? 0), 0);
+/** @type {(values: (number|null)[]|undefined) => number} */
+const sum = (values) => (values ?? []).reduce((/** @type {number} */ total, value) => total + (value ?? 0), 0);
 
-/** The sum of a metric over the last minutes of the history, or null without any. */
+/**
+ * The sum of a metric over the last minutes of the history, or null without any.
+ * @param {PolicyHistory|null} history
+ * @param {string} name
+ * @param {number} minutes
+ */
 function recent(history, name, minutes) {
     const values = history?.hour.metrics[name]?.slice(-minutes).filter((value) => value !== null) ?? [];
     return values.length === 0 ? null : sum(values);
 }
 
+/**
+ * @param {PolicyHistory|null} history
+ * @param {string} name
+ */
 function rate(history, name) {
     const values = history?.hour.metrics[name]?.slice(-15).filter((value) => value !== null) ?? [];
     return values.length === 0 ? null : sum(values) / values.length;
 }
 
+/** @param {[token: string, value: number][]} parts */
 function bar(parts) {
     const total = sum(parts.map(([, value]) => value));
     const visible = parts.filter(([, value]) => value > 0);
@@ -39,6 +53,10 @@ function bar(parts) {
     )}</div>`;
 }
 
+/**
+ * @param {PolicyData} data
+ * @param {Pick<Context, "now">} context
+ */
 function received({ policy, history }, context) {
     const lastPost = policy.waiting.last_post_at;
     return html`<p class="figure">${format.count(rate(history, "received"))} <span class="quiet">/ min</span></p>
@@ -46,8 +64,11 @@ function received({ policy, history }, context) {
         <p>${lastPost ? html`last post ${time(lastPost, context)} ago` : "no post yet"}</p>`;
 }
 
+/** @param {PolicyData} data */
 function verdicts({ history }) {
+    /** @param {string} name */
     const of = (name) => recent(history, name, 15) ?? 0;
+    /** @type {[token: string, value: number][]} */
     const shares = [["--series-1", of("kept")], ["--series-6", of("masked")], ["--series-3", of("dropped")],
         ["--series-5", of("late")]];
     return html`${bar(shares)}
@@ -56,14 +77,16 @@ function verdicts({ history }) {
             ${format.count(recent(history, "late", 15))}</p>`;
 }
 
+/** @param {PolicyData} data */
 function open({ policy }) {
-    const { open_groups: groups, fullest, reserved_rollouts: reserved } = policy.waiting;
+    const { open_groups: groups, fullest, reserved_rollouts: reserved = 0 } = policy.waiting;
     const [first] = fullest;
     return html`<p class="figure">${format.count(groups)}</p>
         ${first ? html`<p>fullest ${first.arrived} / ${first.size}</p>` : nothing}
         ${reserved > 0 ? html`<p>${plural(reserved, "rollout")} reserved</p>` : nothing}`;
 }
 
+/** @param {PolicyData} data */
 function ready({ policy }) {
     const { ready_groups: groups, needed_groups: needed, returned_batches: returned } = policy.waiting;
     const share = Math.min(groups, needed);
@@ -72,10 +95,15 @@ function ready({ policy }) {
         <p>${returned > 0 ? `${plural(returned, "returned batch", "returned batches")} first` : nothing}</p>`;
 }
 
+/** @param {string|null|undefined} name */
 function consumer(name) {
     return name ? untrusted(name) : "a trainer without a name";
 }
 
+/**
+ * @param {PolicyData} data
+ * @param {Pick<Context, "now">} context
+ */
 function leased({ policy }, context) {
     const { asking = [], holding = [] } = policy.waiting;
     const held = holding.slice(0, 2).map(({ consumer: name, since, attempt }) => html`<p>${consumer(name)} for
@@ -86,6 +114,7 @@ function leased({ policy }, context) {
         ${policy.waiting.asking && held.length + waits.length === 0 ? html`<p>nobody asks</p>` : nothing}`;
 }
 
+/** @param {PolicyData} data */
 function trained({ policy }) {
     const batches = policy.batches.trained ?? 0;
     const from = policy.checkpoint_step;
@@ -95,6 +124,7 @@ function trained({ policy }) {
         <p>${from === null || batches === 0 ? nothing : `steps after ${format.count(from)}`}</p>`;
 }
 
+/** @param {PolicyData} data */
 function checkpointed({ policy }) {
     const groups = policy.groups.batched;
     return html`<p class="figure">${policy.checkpoint_step === null ? format.count(null)
@@ -103,7 +133,10 @@ function checkpointed({ policy }) {
         <p>${groups === undefined ? nothing : `${plural(groups, "group")} in batches`}</p>`;
 }
 
-/** Name, title, content, and the list that shows what is in the stage: screen and query. */
+/**
+ * Name, title, content, and the list that shows what is in the stage: screen and query.
+ * @type {[string, string, (data: PolicyData, context: Pick<Context, "now">) => unknown, [string, Changes?]][]}
+ */
 const STAGES = [
     ["received", "received", received, ["rollouts"]],
     ["verdicts", "verdicts, 15 min", verdicts, ["groups"]],
@@ -114,7 +147,11 @@ const STAGES = [
     ["checkpointed", "checkpointed", checkpointed, ["batches", { state: "checkpointed" }]],
 ];
 
-/** The stages side by side; the one that starves is marked. */
+/**
+ * The stages side by side; the one that starves is marked.
+ * @param {PolicyData} data
+ * @param {Pick<Context, "now">} context
+ */
 export function strip(data, context) {
     const starving = STARVING[data.why?.state] ?? [];
     const { policy } = data.policy;
@@ -127,31 +164,50 @@ export function strip(data, context) {
     </ol>`;
 }
 
-/** What each rule lost in the last hour: [[rule, number]], the most first. */
+/**
+ * What each rule lost in the last hour: [[rule, number]], the most first.
+ * @param {PolicyHistory} history
+ * @param {string} prefix
+ * @returns {[rule: string, lost: number][]}
+ */
 function byRule(history, prefix) {
     return Object.entries(history.hour.metrics)
         .filter(([metric]) => metric.startsWith(`${prefix}.`))
-        .map(([metric, values]) => [metric.slice(prefix.length + 1), sum(values)])
+        .map(([metric, values]) => /** @type {[string, number]} */ ([metric.slice(prefix.length + 1), sum(values)]))
         .filter(([, lost]) => lost > 0)
         .sort(([, first], [, second]) => second - first);
 }
 
-/** Links to the lists of what was lost in the last hour, by reason. */
+/**
+ * Links to the lists of what was lost in the last hour, by reason.
+ * @param {PolicyData} data
+ */
 export function losses({ policy, history }) {
     if (history === null) {
         return nothing;
     }
+    /**
+     * @param {string} screen
+     * @param {Changes} query
+     */
     const to = (screen, query) => hash(`policies/${policy.policy}/${screen}`, query);
     const groups = byRule(history, "discarded");
     // Of a rule that discards groups, the rollouts are those of the groups: groups and rollouts are never added up.
     const rollouts = byRule(history, "dropped").filter(([rule]) => !groups.some(([other]) => other === rule));
-    const entries = [
-        ...groups.map(([reason, lost]) => [reason, lost, "group", to("groups", { state: "discarded", reason })]),
-        ...rollouts.map(([reason, lost]) => [reason, lost, "rollout", to("rollouts", { verdict: "dropped", reason })]),
+    /** @type {[reason: string, lost: number, noun: string, href: string][]} */
+    const all = [];
+    for (const [reason, lost] of groups) {
+        all.push([reason, lost, "group", to("groups", { state: "discarded", reason })]);
+    }
+    for (const [reason, lost] of rollouts) {
+        all.push([reason, lost, "rollout", to("rollouts", { verdict: "dropped", reason })]);
+    }
+    all.push(
         ["stale", sum(history.hour.metrics.stale_groups), "group", to("groups", { state: "stale" })],
         ["late", sum(history.hour.metrics.late), "rollout", to("rollouts", { verdict: "late" })],
         ["quarantined", policy.groups.quarantined ?? 0, "group", to("groups", { state: "quarantined" })],
-    ].filter(([, lost]) => lost > 0);
+    );
+    const entries = all.filter(([, lost]) => lost > 0);
     return html`<p class="row losses" data-rows><span class="quiet">lost on the way, 1 h:</span>
         ${entries.length === 0 ? html`<span>nothing</span>` : nothing}
         ${entries.map(([reason, lost, noun, href]) => html`<span>

@@ -3,8 +3,10 @@
 import * as format from "../format.js";
 import { plural } from "../format.js";
 
+/** @type {(names: unknown[]|undefined) => string} */
 const list = (names) => (names ?? []).map(format.visible).join(", ");
 
+/** @param {Record<string, any>} detail */
 function rules(detail) {
     const parts = [
         ["filters added", detail.filters_added],
@@ -15,6 +17,7 @@ function rules(detail) {
     return `rules changed${parts.map(([what, names]) => `; ${what}: ${list(names)}`).join("")}`;
 }
 
+/** @type {Record<string, (detail: Record<string, any>) => string>} */
 const KINDS = {
     "rules-changed": rules,
     resumed: ({ step, returned }) =>
@@ -32,7 +35,10 @@ const KINDS = {
     "filter-fails": ({ filter }) => `the filter ${format.visible(filter)} began to fail`,
 };
 
-/** One entry as a sentence without its time: "rules changed; filters added: zero-variance (key ops)". */
+/**
+ * One entry as a sentence without its time: "rules changed; filters added: zero-variance (key ops)".
+ * @param {Schemas["JournalEntry"]} entry
+ */
 export function describe({ kind, detail, key_id: key }) {
     const words = KINDS[kind]?.(detail ?? {}) ?? kind;
     return key ? `${words} (key ${format.visible(key)})` : words;

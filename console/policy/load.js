@@ -6,7 +6,10 @@ import * as charts from "./charts.js";
 
 const MINUTE = 60_000;
 
-/** The windows of the charts over time: seconds, and the width of a bucket. The service may answer with wider ones. */
+/**
+ * The windows of the charts over time: seconds, and the width of a bucket. The service may answer with wider ones.
+ * @type {Record<string, [seconds: number, step: number]>}
+ */
 export const WINDOWS = {
     "1 h": [3600, 60],
     "6 h": [6 * 3600, 60],
@@ -27,9 +30,17 @@ const WINDOW_METRICS = "kept,masked,dropped,late,tokens_received,acked_tokens,re
 /** What stands for an answer that the key may not see. */
 const REFUSED = Symbol("refused");
 
+/** @type {(milliseconds: number) => string} */
 const iso = (milliseconds) => new Date(milliseconds).toISOString();
 
-/** The steps of the charts as rows: the newest ones for the short windows, the whole run for the long ones. */
+/**
+ * The steps of the charts as rows: the newest ones for the short windows, the whole run for the long ones.
+ * @param {Get} get
+ * @param {OfPolicy} params
+ * @param {`./policies/${string}`} path
+ * @param {string} window
+ * @returns {Promise<StepColumns>}
+ */
 async function stepsOf(get, { policy }, path, window) {
     const { steps } = await readSteps(get, policy, { order: "newest", limit: STEPS });
     const newest = steps.filter(({ undone }) => !undone).reverse();
@@ -41,10 +52,22 @@ async function stepsOf(get, { policy }, path, window) {
     return charts.ofBuckets(buckets);
 }
 
-/** The history of a policy, which changes once a minute. */
-async function readHistory({ get, now, params }, path, window) {
+/**
+ * The history of a policy, which changes once a minute.
+ * @param {Context} context
+ * @param {`./policies/${string}`} path
+ * @param {string} window
+ * @param {number} acked
+ * @returns {Promise<PolicyHistory>}
+ */
+async function readHistory({ get, now, params }, path, window, acked) {
     const [length, step] = WINDOWS[window];
     const to = now();
+    /**
+     * @param {number} seconds
+     * @param {number} stepSeconds
+     * @param {string} metrics
+     */
     const series = (seconds, stepSeconds, metrics) =>
         get(`${path}/series`, { from: iso(to - seconds * 1000), to: iso(to), step_s: stepSeconds, metrics });
     const [hour, series_, steps, journal] = await Promise.all([
@@ -53,30 +76,45 @@ async function readHistory({ get, now, params }, path, window) {
         stepsOf(get, params, path, window),
         get(`${path}/journal`, { order: "newest", limit: 100 }),
     ]);
-    return { at: to, window, hour, series: series_, steps, journal: journal.entries };
+    return { at: to, window, hour, series: series_, steps, journal: journal.entries, acked };
 }
 
-/** Changes with each step that is acked. */
+/**
+ * Changes with each step that is acked.
+ * @param {Schemas["PolicyStatus"]} policy
+ */
 function ackedBatches({ batches }) {
     return (batches.trained ?? 0) + (batches.checkpointed ?? 0);
 }
 
-/** Whether the history that is shown is still the newest. */
+/**
+ * Whether the history that is shown is still the newest.
+ * @param {PolicyHistory} history
+ * @param {Schemas["PolicyStatus"]} policy
+ * @param {Context} context
+ */
 function isFresh(history, policy, { now, params }) {
     return (
-        history !== null &&
         history.window === windowOf(params) &&
         history.acked === ackedBatches(policy) &&
         now() - history.at < MINUTE
     );
 }
 
-/** The window that the address names. */
+/**
+ * The window that the address names.
+ * @param {Params} params
+ */
 export function windowOf(params) {
-    return Object.hasOwn(WINDOWS, params.window ?? "") ? params.window : DEFAULT_WINDOW;
+    const { window = "" } = params;
+    return Object.hasOwn(WINDOWS, window) ? window : DEFAULT_WINDOW;
 }
 
-/** A key that may not read something still sees the rest: agents have such keys. */
+/**
+ * A key that may not read something still sees the rest: agents have such keys.
+ * @param {unknown} error
+ * @returns {typeof REFUSED}
+ */
 function refused(error) {
     if (error instanceof ApiError && error.status === 403) {
         return REFUSED;
@@ -84,7 +122,12 @@ function refused(error) {
     throw error;
 }
 
+/**
+ * @param {Context<PolicyData|null>} context
+ * @returns {Promise<PolicyData>}
+ */
 export async function load(context) {
+    /** @type {`./policies/${string}`} */
     const path = `./policies/${encodeURIComponent(context.params.policy)}`;
     const [policy, why] = await Promise.all([
         context.get(path),
@@ -93,14 +136,12 @@ export async function load(context) {
     let history = context.data?.history ?? null;
     let specs = context.data?.charts ?? null;
     let isRefused = false;
-    if (!isFresh(history, policy, context)) {
-        history = await readHistory(context, path, windowOf(context.params)).catch(refused).catch(absent(404));
-        isRefused = history === REFUSED;
-        history = isRefused ? null : history;
-        if (history !== null) {
-            history.acked = ackedBatches(policy);
-            specs = charts.specs(history, policy);
-        }
+    if (history === null || !isFresh(history, policy, context)) {
+        const read = await readHistory(context, path, windowOf(context.params), ackedBatches(policy))
+            .catch(refused).catch(absent(404));
+        isRefused = read === REFUSED;
+        history = read === REFUSED ? null : read;
+        specs = history === null ? specs : charts.specs(history, policy);
     }
     return { policy, why, history, charts: specs, isRefused };
 }

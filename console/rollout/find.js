@@ -1,15 +1,24 @@
 // Search in what the screen shows, with the highlights of the browser: the document stays as it is.
 
+/** @typedef {{ node: Text, from: number }} Place */
+
 /** Matches that are marked. */
 const MATCHES_MAX = 1_000;
 
-/** The texts below an element as one text in lower case, and where each node begins in it. */
+/**
+ * The texts below an element as one text in lower case, and where each node begins in it.
+ * @param {Iterable<Element>} roots
+ */
 function gather(roots) {
+    /** @type {Place[]} */
     const nodes = [];
     let text = "";
     for (const root of roots) {
         const walker = document.createTreeWalker(root, NodeFilter.SHOW_TEXT);
         for (let node = walker.nextNode(); node !== null; node = walker.nextNode()) {
+            if (!(node instanceof Text)) {
+                continue;
+            }
             nodes.push({ node, from: text.length });
             // Lower case of one character can have two: such characters stay, so that places are the same.
             const lower = node.data.toLowerCase();
@@ -20,7 +29,11 @@ function gather(roots) {
     return { nodes, text };
 }
 
-/** The node in which a place of the whole text lies. */
+/**
+ * The node in which a place of the whole text lies.
+ * @param {Place[]} nodes
+ * @param {number} place
+ */
 function nodeAt(nodes, place) {
     let [low, high] = [0, nodes.length - 1];
     while (low < high) {
@@ -30,7 +43,12 @@ function nodeAt(nodes, place) {
     return nodes[low];
 }
 
-/** The ranges of a text in elements, at most 1,000. */
+/**
+ * The ranges of a text in elements, at most 1,000.
+ * @param {Iterable<Element>} roots
+ * @param {string} sought
+ * @returns {StaticRange[]}
+ */
 export function matches(roots, sought) {
     const wanted = sought.toLowerCase();
     if (wanted === "") {
@@ -52,7 +70,11 @@ export function matches(roots, sought) {
     return found;
 }
 
-/** Marks matches, and one of them more than the others; brings that one into view. */
+/**
+ * Marks matches, and one of them more than the others; brings that one into view.
+ * @param {StaticRange[]} found
+ * @param {number} current
+ */
 export function mark(found, current) {
     if (globalThis.Highlight !== undefined) {
         CSS.highlights.set("found", new Highlight(...found));

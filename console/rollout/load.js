@@ -1,6 +1,6 @@
 // What the screen of a rollout asks for. The window of tokens and the page of messages change apart from the rest.
 
-import { absent, ApiError } from "../api.js";
+import { absent, ApiError, isAborted } from "../api.js";
 import { tokenizerOf } from "../tokens/tokenizers.js";
 
 /** Tokens of a window: more marks take too long to draw. */
@@ -11,30 +11,51 @@ export const MESSAGES = 100;
 
 const SIBLINGS = 1000;
 
+/** @type {(text: string|undefined) => number} */
 const whole = (text) => {
     const number = Number(text ?? 0);
     return Number.isSafeInteger(number) && number > 0 ? number : 0;
 };
 
-/** What the address asks for. */
-export function asked({ policy, id, segment, from, messages }) {
+/**
+ * What the address asks for.
+ * @param {Params} params
+ * @returns {Asked}
+ */
+export function asked({ policy = "", id = "", segment, from, messages }) {
     return { policy, id, segment: whole(segment), from: whole(from), messages: whole(messages) };
 }
 
+/** @type {(first: Asked, second: Asked) => boolean} */
 const isAbout = (first, second) => first.policy === second.policy && first.id === second.id;
 
-/** Why the content is not shown: { code, detail }. */
+/** @type {Record<number, Refused["code"]>} */
+const CODES = { 403: "role", 404: "absent", 410: "purged" };
+
+/**
+ * Why the content is not shown: { code, detail }.
+ * @param {unknown} error
+ * @returns {Refused}
+ */
 function refusal(error) {
-    const codes = { 403: "role", 404: "absent", 410: "purged" };
-    const isDamaged = error instanceof ApiError && error.status === 500 && error.type.endsWith("damaged");
-    const code = isDamaged ? "damaged" : error instanceof ApiError ? codes[error.status] : undefined;
-    if (code === undefined) {
-        throw error;
+    if (error instanceof ApiError) {
+        const { status, type, title, detail } = error;
+        const code = status === 500 && type.endsWith("damaged") ? "damaged" : CODES[status];
+        if (code !== undefined) {
+            return { code, title, detail };
+        }
     }
-    return { code, title: error.title, detail: error.detail };
+    throw error;
 }
 
-/** The content as text and as data: { raw, content }, or { refused }. */
+/**
+ * The content as text and as data: { raw, content }, or { refused }.
+ * @param {Pick<RolloutContext, "get"|"getRaw">} context
+ * @param {Asked} question
+ * @param {number} tokens
+ * @param {number} messages
+ * @returns {Promise<Pick<RolloutData, "raw"|"content"|"refused">>}
+ */
 async function readContent({ getRaw }, question, tokens, messages) {
     const query = {
         policy: question.policy, rollout_id: question.id, segment: question.segment, from: question.from, limit: tokens,
@@ -48,13 +69,23 @@ async function readContent({ getRaw }, question, tokens, messages) {
     }
 }
 
-/** A message that was left out of its page because of its length. */
+/**
+ * A message that was left out of its page because of its length.
+ * @param {Pick<RolloutContext, "get"|"getRaw">} context
+ * @param {Asked} question
+ * @param {number} index
+ * @returns {Promise<ChatItem|null>}
+ */
 export async function readMessage({ getRaw }, { policy, id }, index) {
     const query = { policy, rollout_id: id, limit: 0, messages_from: index, messages_limit: 1 };
     const answer = JSON.parse(await (await getRaw("./trajectories/content", query)).text());
-    return answer.messages?.items.find((item) => item.index === index) ?? null;
+    return answer.messages?.items.find((/** @type {ChatItem} */ item) => item.index === index) ?? null;
 }
 
+/**
+ * @param {Pick<RolloutContext, "get"|"getRaw">} context
+ * @param {{ policy: string, id: string }} rollout
+ */
 async function readSession({ get }, { policy, id }) {
     const found = await get("./sessions", { policy, rollout_id: id, limit: 1 }).catch(absent(403, 404));
     const session = found?.sessions[0] ?? null;
@@ -65,7 +96,12 @@ async function readSession({ get }, { policy, id }) {
     return { ...session, turns: turns?.turns ?? [] };
 }
 
-/** What stands around the rollout: its group, siblings, batch and session. */
+/**
+ * What stands around the rollout: its group, siblings, batch and session.
+ * @param {Pick<RolloutContext, "get"|"getRaw">} context
+ * @param {Rollout} story
+ * @returns {Promise<Surroundings>}
+ */
 async function readSurroundings(context, story) {
     const { get } = context;
     const { policy } = story;
@@ -88,9 +124,14 @@ async function readSurroundings(context, story) {
     };
 }
 
-/** Only another window or other messages: the rest stays. */
-async function readPart(context, question) {
-    const { data } = context;
+/**
+ * Only another window or other messages: the rest stays.
+ * @param {Pick<RolloutContext, "get"|"getRaw"|"params">} context
+ * @param {RolloutData} data
+ * @param {Asked} question
+ * @returns {Promise<RolloutData>}
+ */
+async function readPart(context, data, question) {
     const isMoved = question.segment !== data.asked.segment || question.from !== data.asked.from;
     const isTurned = question.messages !== data.asked.messages;
     if (!isMoved && !isTurned) {
@@ -98,7 +139,7 @@ async function readPart(context, question) {
     }
     const [tokens, messages] = [isMoved ? WINDOW : 0, isTurned ? MESSAGES : 0];
     const { raw, content, refused } = await readContent(context, question, tokens, messages);
-    if (refused !== null) {
+    if (content === null || data.content === null) {
         return { ...data, refused, content: null, asked: question, address: context.params };
     }
     return {
@@ -114,17 +155,21 @@ async function readPart(context, question) {
     };
 }
 
+/**
+ * @param {Context<RolloutData|null, RolloutLocal, OfOne>} context
+ * @returns {Promise<RolloutData>}
+ */
 export async function load(context) {
     const question = asked(context.params);
     const { data } = context;
     // The same address again is a reader who wants news; another one of the same rollout is another part of it.
     if (data?.content && isAbout(data.asked, question) && data.address !== context.params) {
-        const part = await readPart(context, question);
+        const part = await readPart(context, data, question);
         return part === data ? { ...data, address: context.params } : part;
     }
     const first = await readContent(context, question, WINDOW, MESSAGES);
     let story = first.content?.story ?? null;
-    if (story === null && first.refused.code !== "absent") {
+    if (story === null && first.refused?.code !== "absent") {
         const query = { policy: question.policy, rollout_id: question.id };
         story = await context.get("./trajectories", query).catch(absent(403, 404));
     }
@@ -135,30 +180,37 @@ export async function load(context) {
     return { ...first, story, around, asked: question, address: context.params };
 }
 
-/** The tokenizer comes later than the tokens, because it may have many megabytes. */
+/**
+ * The tokenizer comes later than the tokens, because it may have many megabytes.
+ * @param {Pick<RolloutContext, "getRaw"|"update">} context
+ * @param {string} policy
+ */
 export async function readTokenizer({ getRaw, update }, policy) {
     try {
         update({ tokenizer: { policy, ...(await tokenizerOf(policy, getRaw)) } });
     } catch (error) {
-        if (error?.name !== "AbortError") {
+        if (!isAborted(error)) {
             const said = "The tokenizer was not read.";
             update({ tokenizer: { policy, tokenizer: null, name: null, isPicked: false, said } });
         }
     }
 }
 
-/** Whether the ledger knows more of the rollout than the screen. */
+/**
+ * Whether the ledger knows more of the rollout than the screen.
+ * @param {RolloutContext} context
+ */
 export async function peek({ get, data }) {
-    if (data.story === null) {
+    const { story: shown } = data;
+    if (shown === null) {
         return "";
     }
-    const { policy, rollout_id: id } = data.story;
+    const { policy, rollout_id: id } = shown;
     const story = await get("./trajectories", { policy, rollout_id: id });
-    const parts = ["state", "step", "purged_at"];
-    const isSame = parts.every((part) => story[part] === data.story[part]) &&
-        story.group.arrived === data.story.group.arrived && story.batches.length === data.story.batches.length;
+    const isSame = story.state === shown.state && story.step === shown.step && story.purged_at === shown.purged_at &&
+        story.group.arrived === shown.group.arrived && story.batches.length === shown.batches.length;
     if (isSame) {
         return "";
     }
-    return story.state === data.story.state ? "There is news of this rollout." : `This rollout is now ${story.state}.`;
+    return story.state === shown.state ? "There is news of this rollout." : `This rollout is now ${story.state}.`;
 }

@@ -7,6 +7,7 @@ import { html, nothing } from "../html.js";
 /** Calls that are shown. */
 const CALLS_MAX = 500;
 
+/** @type {Record<string, string>} */
 const CAUSES = {
     system: "the tools, the template's arguments or a system message differ",
     rewrite: "the content of a message differs",
@@ -15,16 +16,22 @@ const CAUSES = {
     tokens: "the same text has other ids",
 };
 
+/** @param {Schemas["SessionTurn"]} turn */
 function divergence({ break: found }) {
     if (!found) {
         return nothing;
     }
+    /**
+     * @param {string|null|undefined} text
+     * @param {number[]} ids
+     */
     const side = (text, ids) => (text === undefined ? html`<code>${ids.join(" ")}</code>` : untrusted(text));
     return html`${badge("warn", "✂", "break")} after ${format.count(found.position)} tokens of call ${found.nearest}:
         ${CAUSES[found.cause] ?? "the reason is not known"}. Expected ${side(found.expected_text, found.expected)},
         found ${side(found.found_text, found.found)}`;
 }
 
+/** @type {Column<Schemas["SessionTurn"]>[]} */
 const columns = [
     { title: "call", number: true, cell: ({ seq }) => String(seq) },
     { title: "agent", cell: ({ agent, model }) => untrusted(agent ?? model) },
@@ -44,9 +51,11 @@ const columns = [
     { title: "break", cell: divergence },
 ];
 
-/** The panel; nothing without a session. */
-export function sessionPanel({ data }) {
-    const { session } = data.around;
+/**
+ * The panel; nothing without a session.
+ * @param {Surroundings} around
+ */
+export function sessionPanel({ session }) {
     if (session === null) {
         return nothing;
     }

@@ -11,6 +11,7 @@ const REASONS = {
     late: "its group had been decided before it came",
 };
 
+/** @param {Rollout} story */
 function made({ policy_version: version, policy_version_assumed: isAssumed, versions }) {
     if (isAssumed) {
         return `the producer did not say by which version; v${version}, current then, stands in`;
@@ -21,13 +22,21 @@ function made({ policy_version: version, policy_version_assumed: isAssumed, vers
     return `made by v${version}`;
 }
 
+/**
+ * @param {Rollout} story
+ * @returns {Moment}
+ */
 function received(story) {
     return { title: "received", at: story.received_at, kind: GOOD, lines: [made(story)] };
 }
 
+/**
+ * @param {Rollout} story
+ * @returns {Moment}
+ */
 function judged(story) {
     const reason = story.reason === null ? "" : ` by ${story.reason}`;
-    const failed = story.failed_filters?.length > 0
+    const failed = story.failed_filters && story.failed_filters.length > 0
         ? [`could not be evaluated: ${story.failed_filters.join(", ")}`]
         : [];
     const meaning = {
@@ -44,6 +53,7 @@ function judged(story) {
     };
 }
 
+/** @param {Group|null} group */
 function rewards(group) {
     if (group === null || group.reward_mean === null) {
         return [];
@@ -53,6 +63,11 @@ function rewards(group) {
     return [`mean reward ${format.real(group.reward_mean, 3)}${spread}`];
 }
 
+/**
+ * @param {Rollout} story
+ * @param {Group|null} group
+ * @returns {Moment}
+ */
 function decided(story, group) {
     const { state, reason, arrived, size } = story.group;
     const places = `${format.count(arrived)} of ${format.count(size)} places taken`;
@@ -77,11 +92,20 @@ function decided(story, group) {
     };
 }
 
+/**
+ * @param {Rollout} story
+ * @param {Batch} batch
+ */
 function staleness(story, batch) {
     const age = batch.policy_version.current - story.policy_version;
     return `staleness ${format.count(age)} (current v${batch.policy_version.current})`;
 }
 
+/**
+ * @param {Rollout} story
+ * @param {Batch|null} batch
+ * @returns {Moment}
+ */
 function batched(story, batch) {
     const id = story.batches.at(-1);
     const before = story.batches.length > 1 ? [`in ${format.count(story.batches.length)} batches so far`] : [];
@@ -92,7 +116,12 @@ function batched(story, batch) {
     return { title: "batch", at: story.batched_at, kind: GOOD, batch: id, lines };
 }
 
-/** What came of the batch. */
+/**
+ * What came of the batch.
+ * @param {Rollout} story
+ * @param {Batch|null} batch
+ * @returns {Moment|null}
+ */
 function outcome(story, batch) {
     const state = story.state;
     if (state === "leased") {
@@ -109,6 +138,10 @@ function outcome(story, batch) {
     return null;
 }
 
+/**
+ * @param {Rollout} story
+ * @returns {Moment}
+ */
 function trained(story) {
     const lines = story.state === "trained"
         ? [`no checkpoint covers it: a resume below step ${format.count(story.step)} brings it back`]
@@ -116,7 +149,12 @@ function trained(story) {
     return { title: `trained by step ${format.count(story.step)}`, at: story.acked_at, kind: GOOD, lines };
 }
 
-/** Moments { title, at, kind, lines, batch }: `kind` is good, bad or open, `batch` the id of a batch to link to. */
+/**
+ * Moments { title, at, kind, lines, batch }: `kind` is good, bad or open, `batch` the id of a batch to link to.
+ * @param {Rollout} story
+ * @param {Group|null} group
+ * @param {Batch|null} batch
+ */
 export function moments(story, group, batch) {
     const found = [received(story), judged(story)];
     if (story.verdict === "kept" || story.verdict === "masked") {
@@ -143,6 +181,7 @@ export function moments(story, group, batch) {
     return found;
 }
 
+/** @type {Record<string, [glyph: string, kind: string]>} */
 const STATES = {
     open: ["○", "info"],
     ready: ["●", "good"],
@@ -157,7 +196,11 @@ const STATES = {
     late: ["◷", "quiet"],
 };
 
-/** Glyph, kind and words of a rollout's state. */
+/**
+ * Glyph, kind and words of a rollout's state.
+ * @param {Pick<Rollout, "state"|"step">} story
+ * @returns {[glyph: string, kind: string, words: string]}
+ */
 export function stateWords({ state, step }) {
     const [glyph, kind] = STATES[state] ?? ["?", "quiet"];
     return [glyph, kind, state === "trained" && step !== null ? `trained, step ${step}` : state];

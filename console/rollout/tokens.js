@@ -10,14 +10,22 @@ import { forget, pick } from "../tokens/tokenizers.js";
 import { decode } from "../tokens/vocabulary.js";
 import { readTokenizer, WINDOW } from "./load.js";
 
-/** The mode that the address names. */
-export function modeOf({ colour }) {
+/**
+ * The mode that the address names.
+ * @param {Params} params
+ */
+export function modeOf({ colour = "" }) {
     return MODES.some(({ name }) => name === colour) ? colour : "mask";
 }
 
-/** What the colours need besides the window. The same object for the same data, so that nothing is drawn again. */
-function factsOf({ content, story, around }) {
-    const { segment } = content.window;
+/**
+ * What the colours need besides the window. The same object for the same data, so that nothing is drawn again.
+ * @param {Shown} data
+ * @param {RolloutContent} content
+ * @param {number} segment
+ * @returns {TokenFacts}
+ */
+function factsOf({ story, around }, content, segment) {
     const advantages = around.siblings.map(({ advantage }) => advantage).filter((each) => each !== null);
     return {
         advantage: story.advantage,
@@ -27,9 +35,14 @@ function factsOf({ content, story, around }) {
     };
 }
 
+/** @type {{ window: TokenWindow|null, tokenizer: Tokenizer|null, texts: TokenText[]|null }} */
 let last = { window: null, tokenizer: null, texts: null };
 
-/** The texts of the window, decoded once. */
+/**
+ * The texts of the window, decoded once.
+ * @param {TokenWindow} window
+ * @param {Tokenizer|null} tokenizer
+ */
 function textsOf(window, tokenizer) {
     if (tokenizer === null) {
         return null;
@@ -40,6 +53,10 @@ function textsOf(window, tokenizer) {
     return last.texts;
 }
 
+/**
+ * @param {string} mode
+ * @param {RolloutContext} context
+ */
 function choices(mode, context) {
     return html`<div class="toolbar" role="group" aria-label="Colour of tokens"><span>colour</span>
         ${MODES.map(({ name, key, title }) => html`<button type="button" title=${`${title} (${key})`}
@@ -54,11 +71,21 @@ const MARKS = [
     ["prompt", "prompt"],
 ];
 
+/** @param {TokenWindow} window */
 function withheld({ loss_mask: sent, trained_mask: trained }) {
     return sent.some((mask, index) => mask === 1 && trained[index] !== 1);
 }
 
+/**
+ * @param {string} mode
+ * @param {TokenScale} scale
+ * @param {TokenWindow} window
+ */
 function legend(mode, scale, window) {
+    /**
+     * @param {string} kind
+     * @param {string} text
+     */
     const swatch = (kind, text) => html`<span class="swatch"><i data-kind=${kind}>ab</i> ${text}</span>`;
     const differs = withheld(window)
         ? swatch("withheld", "mask 1 as sent, not trained as delivered")
@@ -66,7 +93,7 @@ function legend(mode, scale, window) {
     if (mode === "mask") {
         return html`<p class="legend-line">${MARKS.map(([kind, text]) => swatch(kind, text))} ${differs}</p>`;
     }
-    if (scale.ends === null) {
+    if (scale.ends === null || scale.colours === null) {
         return html`<p class="legend-line">${scale.missing}</p>`;
     }
     const [low, high] = scale.ends;
@@ -78,15 +105,26 @@ function legend(mode, scale, window) {
         <i class="ramp" ${styles({ "background-image": ramp })}></i><span>${high}</span> ${others} ${differs}</p>`;
 }
 
+/**
+ * @param {TokenWindow} window
+ * @param {number} total
+ * @param {RolloutContext} context
+ */
 function mover(window, total, context) {
     const { from, to } = window;
     if (to - from >= total) {
         return nothing;
     }
     const end = Math.max(0, total - WINDOW);
+    /** @param {number} target */
     const go = (target) => context.go({ from: target === 0 ? null : String(target) }, { replace: true });
+    /**
+     * @param {string} text
+     * @param {number} target
+     */
     const button = (text, target) => html`<button type="button" ?disabled=${target === from}
         @click=${() => go(target)}>${text}</button>`;
+    /** @param {On<HTMLFormElement>} event */
     const submit = (event) => {
         event.preventDefault();
         const wanted = Number(new FormData(event.target).get("token"));
@@ -99,16 +137,21 @@ function mover(window, total, context) {
     </form>`;
 }
 
-/** Where the texts come from, and the field for a file. */
+/**
+ * Where the texts come from, and the field for a file.
+ * @param {RolloutContext} context
+ */
 function source(context) {
     const { policy } = context.params;
     const found = context.local.tokenizer;
+    /** @param {On<HTMLInputElement>} event */
     const picking = async ({ target }) => {
-        const [file] = target.files;
+        const [file] = target.files ?? [];
         if (file !== undefined) {
             context.update({ tokenizer: { policy, ...(await pick(policy, file)) } });
         }
     };
+    /** @param {string} text */
     const field = (text) => html`<label class="pick">${text}
         <input type="file" accept=".json,application/json" @change=${picking}></label>`;
     if (found === null || found.policy !== policy) {
@@ -130,14 +173,20 @@ function source(context) {
     return html`${said}<p class="quiet">${from}</p>`;
 }
 
+/** @param {Schemas["SegmentSummary"]} segment */
 function kinds(segment) {
     return segment.kind === null ? nothing : html` · <bdi>${format.visible(segment.kind)}</bdi>`;
 }
 
-/** The panel. */
-export function tokenPanel(context) {
-    const { data, local } = context;
-    const { window, map, segments } = data.content;
+/**
+ * The panel.
+ * @param {RolloutContext} context
+ * @param {Shown} shown
+ * @param {RolloutContent} content
+ */
+export function tokenPanel(context, shown, content) {
+    const { local } = context;
+    const { window, map, segments } = content;
     if (window === null) {
         return html`<section class="panel tokens-panel" aria-labelledby="tokens-title">
             <h2 id="tokens-title">tokens</h2><p>This rollout has no segments, so it has no tokens.</p></section>`;
@@ -146,18 +195,19 @@ export function tokenPanel(context) {
     const texts = textsOf(window, found);
     const segment = segments[window.segment];
     const mode = modeOf(context.params);
-    const facts = factsOf(data);
+    const facts = factsOf(shown, content, window.segment);
     const scale = scaleOf(mode, window, facts);
     const total = segment?.tokens ?? window.to;
+    /** @param {CustomEvent<number>} event */
     const move = ({ detail }) => context.go({ from: detail === 0 ? null : String(detail) }, { replace: true });
+    const parts = { map, total, from: window.from, to: window.to, mode, end: scale.end, facts };
     const copied = () => (texts === null ? window.tokens.join(" ") : texts.map(({ text }) => text).join(""));
     const to = window.to === window.from ? window.to : window.to - 1;
     return html`<section class="panel tokens-panel" aria-labelledby="tokens-title">
         <div class="row"><h2 id="tokens-title">tokens ${format.count(window.from)} to ${format.count(to)} of
             ${format.count(total)}${segment ? kinds(segment) : nothing}</h2><span class="spring"></span>
             ${copyButton(copied)}</div>
-        <forebay-map .map=${map} .total=${total} .from=${window.from} .to=${window.to} .mode=${mode} .end=${scale.end}
-            .facts=${facts} @window-from=${move}></forebay-map>
+        <forebay-map .parts=${parts} @window-from=${move}></forebay-map>
         ${mover(window, total, context)}
         ${choices(mode, context)}
         ${legend(mode, scale, window)}

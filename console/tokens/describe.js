@@ -3,6 +3,7 @@
 import * as format from "../format.js";
 import { kindOf, versionsOf } from "./scale.js";
 
+/** @type {Record<string, string>} */
 const WORDS = {
     prompt: "prompt",
     masked: "mask 0",
@@ -10,7 +11,10 @@ const WORDS = {
     trained: "mask 1",
 };
 
-/** 0.000041 -> "4.1e\u22125" */
+/**
+ * 0.000041 -> "4.1e\u22125"
+ * @param {number|null|undefined} value
+ */
 export function weight(value) {
     if (typeof value !== "number" || !Number.isFinite(value)) {
         return format.real(null);
@@ -19,32 +23,52 @@ export function weight(value) {
     return (small ? value.toExponential(1) : String(Number(value.toPrecision(3)))).replaceAll("-", "\u2212");
 }
 
+/** @param {number} value */
 function logprob(value) {
     const share = Math.exp(value);
     return `logprob ${format.real(value)} (p ${share < 0.001 ? weight(share) : share.toFixed(3)})`;
 }
 
+/** @type {(value: unknown) => value is number} */
 const isNumber = (value) => typeof value === "number" && Number.isFinite(value);
 
-/** The token at an index of a window: { title, lines }. `text` is that of `decode`, or null. */
+/** @param {TokenText} token */
+function quoted({ text, kind }) {
+    switch (kind) {
+        case "text":
+            return `"${format.visible(text).replaceAll("\n", "\u21b5").replaceAll("\t", "\u21e5")}"`;
+        case "special":
+            return `special "${format.visible(text)}"`;
+        case "part":
+            return "a part of the next character";
+        default:
+            return "not in the vocabulary";
+    }
+}
+
+/**
+ * The token at an index of a window: { title, lines }. `text` is that of `decode`, or null.
+ * @param {TokenWindow} window
+ * @param {number} index
+ * @param {TokenText|null} text
+ * @param {TokenFacts} facts
+ * @returns {TokenCard}
+ */
 export function describe(window, index, text, facts) {
     const { from, tokens, loss_mask: sent, trained_mask: trained } = window;
     const kind = kindOf(sent[index], trained[index]);
-    const quoted = {
-        text: () => ` · "${format.visible(text.text).replaceAll("\n", "\u21b5").replaceAll("\t", "\u21e5")}"`,
-        special: () => ` · special "${format.visible(text.text)}"`,
-        part: () => " · a part of the next character",
-        unknown: () => " · not in the vocabulary",
-    };
-    const title = `#${format.count(from + index)} · id ${tokens[index]}${text === null ? "" : quoted[text.kind]()}`;
+    const title = `#${format.count(from + index)} · id ${tokens[index]}${text === null ? "" : ` · ${quoted(text)}`}`;
     const lines = [];
+    /** @param {"logprobs"|"teacher_logprobs"|"values"} column */
     const of = (column) => window[column]?.[index];
     const first = [WORDS[kind]];
     if (kind !== "prompt" && window.logprobs) {
-        first.push(isNumber(of("logprobs")) ? logprob(of("logprobs")) : "no logprob");
+        const sampled = of("logprobs");
+        first.push(isNumber(sampled) ? logprob(sampled) : "no logprob");
     }
-    if (isNumber(of("teacher_logprobs"))) {
-        first.push(`teacher ${logprob(of("teacher_logprobs"))}`);
+    const teacher = of("teacher_logprobs");
+    if (isNumber(teacher)) {
+        first.push(`teacher ${logprob(teacher)}`);
     }
     lines.push(first.join(" · "));
     const second = [];

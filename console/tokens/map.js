@@ -1,67 +1,38 @@
 // The whole of a segment in one strip: what its parts are like, and where the window is. A click moves the window.
 
 import * as format from "../format.js";
-import { age, between, bound, sequential, signed } from "./scale.js";
+import { colours } from "./strip.js";
 
 const HEIGHT = 26;
 
-/** The colours that are not those of a scale, from the tokens of the style. */
+const EMPTY = { from: 0, to: 0, total: 0 };
+
+/**
+ * The colours that are not those of a scale, from the tokens of the style.
+ * @param {Element} element
+ */
 function tokensOf(element) {
     const style = getComputedStyle(element);
+    /** @param {string} name */
     const token = (name) => style.getPropertyValue(name).trim();
     return { prompt: token("--token-prompt"), masked: token("--token-masked"), trained: token("--token-trained"),
         withheld: token("--token-withheld"), window: token("--link") };
 }
 
-/**
- * The colour of each part in a mode. `end` is the end of the scale of the window, so that both have one legend; without
- * it, the parts have a scale of their own. Pure.
- */
-export function colours(map, { mode, end, facts }, tokens) {
-    const { response, masked_in: sent, trained } = map;
-    const plain = (part) => {
-        const ground = between(tokens.prompt, tokens.masked, response[part]);
-        const withheld = Math.max(0, sent[part] - trained[part]);
-        return between(between(ground, tokens.withheld, withheld), tokens.trained, trained[part]);
-    };
-    const quiet = (part) => between(tokens.prompt, tokens.masked, response[part]);
-    const columns = {
-        logprob: () => {
-            const last = end ?? bound(map.logprob_mean) ?? 0;
-            return (part) => sequential(map.logprob_mean[part], -last);
-        },
-        value: () => {
-            const last = end ?? bound(map.value_mean ?? []) ?? 0;
-            return (part) => signed(map.value_mean?.[part], last);
-        },
-        advantage: () => (part) => (trained[part] > 0 && end !== null ? signed(facts.advantage, end) : null),
-        version: () => (part) => (facts.versions ? age(map.version_min?.[part], facts.versions) : null),
-    };
-    const of = Object.hasOwn(columns, mode) ? columns[mode]() : null;
-    return response.map((_, part) => (of === null ? plain(part) : (of(part) ?? quiet(part))));
-}
-
-/** `<forebay-map>`: properties `map`, `total` (tokens), `from`, `to`, `mode`, `end`, `facts`. Sends `window-from`. */
+/** `<forebay-map>`: its property `parts` says what is drawn, and each change draws it again. Sends `window-from`. */
 class TokenMap extends HTMLElement {
     #canvas = document.createElement("canvas");
-    #drawn = {};
+    /** @type {MapParts|null} */
+    #parts = null;
     #isDue = false;
     #observer = new ResizeObserver(() => this.#later());
     #scheme = matchMedia("(prefers-color-scheme: dark)");
     #changed = () => this.#later();
 
-    constructor() {
-        super();
-        // Custom elements get plain properties, and each change draws the strip again, once in a frame.
-        for (const name of ["map", "total", "from", "to", "mode", "end", "facts"]) {
-            Object.defineProperty(this, name, {
-                get: () => this.#drawn[name],
-                set: (value) => {
-                    this.#drawn[name] = value;
-                    this.#later();
-                },
-            });
-        }
+    /** @param {MapParts} parts */
+    set parts(parts) {
+        this.#parts = parts;
+        this.#later();
     }
 
     connectedCallback() {
@@ -91,11 +62,12 @@ class TokenMap extends HTMLElement {
     }
 
     #draw() {
-        const { map, total, from, to, mode, end, facts } = this.#drawn;
         const width = this.clientWidth;
-        if (!map || width === 0) {
+        const brush = this.#canvas.getContext("2d");
+        if (this.#parts === null || width === 0 || brush === null) {
             return;
         }
+        const { map, total, from, to, mode, end, facts } = this.#parts;
         this.ariaValueMin = "0";
         this.ariaValueMax = String(Math.max(0, total - 1));
         this.ariaValueNow = String(from);
@@ -103,9 +75,9 @@ class TokenMap extends HTMLElement {
         const scale = devicePixelRatio;
         this.#canvas.width = width * scale;
         this.#canvas.height = HEIGHT * scale;
-        const brush = this.#canvas.getContext("2d");
         brush.scale(scale, scale);
         const tokens = tokensOf(this);
+        /** @param {number} token */
         const x = (token) => (total === 0 ? 0 : (token / total) * width);
         for (const [part, colour] of colours(map, { mode, end, facts }, tokens).entries()) {
             const left = x(part * map.tokens_per_bucket);
@@ -120,29 +92,35 @@ class TokenMap extends HTMLElement {
         }
     }
 
-    #move(from) {
-        const detail = Math.max(0, Math.min(Math.max(0, this.total - 1), Math.round(from)));
+    /**
+     * @param {number} from
+     * @param {number} total
+     */
+    #move(from, total) {
+        const detail = Math.max(0, Math.min(Math.max(0, total - 1), Math.round(from)));
         this.dispatchEvent(new CustomEvent("window-from", { bubbles: true, detail }));
     }
 
-    #click = ({ offsetX }) => {
-        const length = this.to - this.from;
-        if (length < this.total) {
-            const middle = (offsetX / this.clientWidth) * this.total;
-            this.#move(Math.min(this.total - length, middle - length / 2));
+    #click = (/** @type {MouseEvent} */ { offsetX }) => {
+        const { from, to, total } = this.#parts ?? EMPTY;
+        if (to - from < total) {
+            const middle = (offsetX / this.clientWidth) * total;
+            this.#move(Math.min(total - (to - from), middle - (to - from) / 2), total);
         }
     };
 
-    #key = (event) => {
-        const length = this.to - this.from;
-        const last = Math.max(0, this.total - length);
+    #key = (/** @type {KeyboardEvent} */ event) => {
+        const { from, to, total } = this.#parts ?? EMPTY;
+        const length = to - from;
+        const last = Math.max(0, total - length);
+        /** @type {Record<string, number>} */
         const goals = {
-            ArrowLeft: this.from - length / 4, ArrowRight: this.from + length / 4, PageUp: this.from - length,
-            PageDown: this.from + length, Home: 0, End: last,
+            ArrowLeft: from - length / 4, ArrowRight: from + length / 4, PageUp: from - length,
+            PageDown: from + length, Home: 0, End: last,
         };
-        if (Object.hasOwn(goals, event.key) && length < this.total) {
+        if (Object.hasOwn(goals, event.key) && length < total) {
             event.preventDefault();
-            this.#move(Math.min(last, goals[event.key]));
+            this.#move(Math.min(last, goals[event.key]), total);
         }
     };
 }

@@ -11,9 +11,17 @@ const STORE = "files";
 /** Published files have up to 35 MB. */
 const FILE_BYTES_MAX = 128 * 1024 * 1024;
 
-/** What was read in this tab, by policy: promises of { tokenizer, name, isPicked, said }. */
+/**
+ * What was read in this tab, by policy: promises of { tokenizer, name, isPicked, said }.
+ * @type {Map<string, Promise<FoundTokenizer>>}
+ */
 const read = new Map();
 
+/**
+ * @template Result
+ * @param {IDBRequest<Result>} request
+ * @returns {Promise<Result>}
+ */
 function settled(request) {
     return new Promise((resolve, reject) => {
         request.onsuccess = () => resolve(request.result);
@@ -21,6 +29,7 @@ function settled(request) {
     });
 }
 
+/** @param {IDBTransactionMode} mode */
 async function store(mode) {
     const request = indexedDB.open(DATABASE, 1);
     request.onupgradeneeded = () => request.result.createObjectStore(STORE);
@@ -28,6 +37,12 @@ async function store(mode) {
     return { files: database.transaction(STORE, mode).objectStore(STORE), close: () => database.close() };
 }
 
+/**
+ * @template Result
+ * @param {IDBTransactionMode} mode
+ * @param {(files: IDBObjectStore) => IDBRequest<Result>} use
+ * @returns {Promise<Result>}
+ */
 async function inStore(mode, use) {
     const { files, close } = await store(mode);
     try {
@@ -37,11 +52,21 @@ async function inStore(mode, use) {
     }
 }
 
-/** The file that the reader picked for a policy. Browsers that keep nothing have none. */
+/**
+ * The file that the reader picked for a policy. Browsers that keep nothing have none.
+ * @param {string} policy
+ * @returns {Promise<{ name: string, file: Blob }|undefined>}
+ */
 function picked(policy) {
     return inStore("readonly", (files) => files.get(policy)).catch(() => undefined);
 }
 
+/**
+ * @param {string} text
+ * @param {string|null} name
+ * @param {boolean} isPicked
+ * @returns {FoundTokenizer}
+ */
 function parsed(text, name, isPicked) {
     try {
         return { tokenizer: parseTokenizer(text), name, isPicked, said: "" };
@@ -53,6 +78,11 @@ function parsed(text, name, isPicked) {
     }
 }
 
+/**
+ * @param {string} policy
+ * @param {GetRaw} getRaw
+ * @returns {Promise<FoundTokenizer>}
+ */
 async function readAny(policy, getRaw) {
     const own = await picked(policy);
     if (own !== undefined) {
@@ -65,18 +95,29 @@ async function readAny(policy, getRaw) {
     return parsed(await response.text(), null, false);
 }
 
-/** The tokenizer of a policy: { tokenizer or null, name, isPicked, said }. It is read once in a tab. */
+/**
+ * The tokenizer of a policy: { tokenizer or null, name, isPicked, said }. It is read once in a tab.
+ * @param {string} policy
+ * @param {GetRaw} getRaw
+ */
 export function tokenizerOf(policy, getRaw) {
-    if (!read.has(policy)) {
-        const asked = readAny(policy, getRaw);
-        read.set(policy, asked);
-        // What failed is asked again.
-        asked.catch(() => read.delete(policy));
+    const known = read.get(policy);
+    if (known !== undefined) {
+        return known;
     }
-    return read.get(policy);
+    const asked = readAny(policy, getRaw);
+    read.set(policy, asked);
+    // What failed is asked again.
+    asked.catch(() => read.delete(policy));
+    return asked;
 }
 
-/** Reads a file that the reader has picked, and keeps it for the policy if it is a tokenizer. */
+/**
+ * Reads a file that the reader has picked, and keeps it for the policy if it is a tokenizer.
+ * @param {string} policy
+ * @param {File} file
+ * @returns {Promise<FoundTokenizer>}
+ */
 export async function pick(policy, file) {
     if (file.size > FILE_BYTES_MAX) {
         return { tokenizer: null, name: null, isPicked: false, said: "The file is too large for a tokenizer." };
@@ -90,7 +131,10 @@ export async function pick(policy, file) {
     return found;
 }
 
-/** Forgets the file that the reader picked for a policy. */
+/**
+ * Forgets the file that the reader picked for a policy.
+ * @param {string} policy
+ */
 export async function forget(policy) {
     read.delete(policy);
     await inStore("readwrite", (files) => files.delete(policy)).catch(() => {});

@@ -4,11 +4,17 @@
 /** The file is none that this page can use; the message says why. */
 export class UnknownTokenizer extends Error {}
 
+/** @type {(value: unknown) => value is Record<string, any>} */
 const isObject = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
 
-const isId = (value) => Number.isInteger(value) && value >= 0;
+/** @type {(value: unknown) => value is number} */
+const isId = (value) => typeof value === "number" && Number.isInteger(value) && value >= 0;
 
-/** The types of a decoder or pre-tokenizer and of those that it consists of. */
+/**
+ * The types of a decoder or pre-tokenizer and of those that it consists of.
+ * @param {unknown} step
+ * @returns {string[]}
+ */
 function types(step) {
     if (!isObject(step)) {
         return [];
@@ -17,7 +23,11 @@ function types(step) {
     return [String(step.type ?? ""), ...(Array.isArray(inner) ? inner.flatMap(types) : [])];
 }
 
-/** The pieces of a vocabulary with their ids: an object of BPE and words, or Unigram's list of pieces and scores. */
+/**
+ * The pieces of a vocabulary with their ids: an object of BPE and words, or Unigram's list of pieces and scores.
+ * @param {unknown[]|Record<string, unknown>} vocabulary
+ * @returns {Generator<[id: number, piece: string]>}
+ */
 function* pieces(vocabulary) {
     if (Array.isArray(vocabulary)) {
         for (const [id, entry] of vocabulary.entries()) {
@@ -34,7 +44,11 @@ function* pieces(vocabulary) {
     }
 }
 
-/** "bytes", "sentencepiece", "wordpiece" or "words". */
+/**
+ * "bytes", "sentencepiece", "wordpiece" or "words".
+ * @param {Record<string, any>} file
+ * @param {string[]} texts
+ */
 function familyOf(file, texts) {
     const found = [...types(file.decoder), ...types(file.pre_tokenizer)];
     const model = String(file.model?.type ?? "");
@@ -52,11 +66,16 @@ function familyOf(file, texts) {
         return "words";
     }
     // An older file, or a vocabulary without its model: the sign for a space tells.
+    /** @param {string} sign */
     const has = (sign) => texts.some((text) => text.startsWith(sign));
     return has("\u0120") ? "bytes" : has("\u2581") ? "sentencepiece" : has("##") ? "wordpiece" : "words";
 }
 
-/** Reads `tokenizer.json` of Hugging Face, or a `vocab.json`: { family, pieces: Map of id to text, added }. */
+/**
+ * Reads `tokenizer.json` of Hugging Face, or a `vocab.json`: { family, pieces: Map of id to text, added }.
+ * @param {string} text
+ * @returns {Tokenizer}
+ */
 export function parseTokenizer(text) {
     let file;
     try {
@@ -85,9 +104,13 @@ export function parseTokenizer(text) {
     return { family: familyOf(file, [...byId.values()]), pieces: byId, added };
 }
 
-/** The characters by which byte-level BPE writes bytes: printable ones stand for themselves, the others follow 0xff. */
+/**
+ * The characters by which byte-level BPE writes bytes: printable ones stand for themselves, the others follow 0xff.
+ * @type {Map<string, number>}
+ */
 const BYTES = new Map();
 {
+    /** @param {number} byte */
     const isPlain = (byte) => (byte >= 0x21 && byte <= 0x7e) || (byte >= 0xa1 && byte <= 0xac) || byte >= 0xae;
     let next = 0x100;
     for (let byte = 0; byte < 256; byte += 1) {
@@ -98,7 +121,10 @@ const BYTES = new Map();
 
 const encoder = new TextEncoder();
 
-/** The bytes of a piece of byte-level BPE. Characters that stand for no byte are themselves. */
+/**
+ * The bytes of a piece of byte-level BPE. Characters that stand for no byte are themselves.
+ * @param {string} piece
+ */
 function levelBytes(piece) {
     const bytes = [];
     for (const character of piece) {
@@ -110,6 +136,11 @@ function levelBytes(piece) {
 
 const BYTE_PIECE = /^<0x([0-9A-Fa-f]{2})>$/;
 
+/**
+ * @param {string} family
+ * @param {string} piece
+ * @param {boolean} isFirst
+ */
 function pieceBytes(family, piece, isFirst) {
     if (family === "bytes") {
         return levelBytes(piece);
@@ -127,8 +158,12 @@ function pieceBytes(family, piece, isFirst) {
 /**
  * What consecutive ids stand for: a list of { text, kind }. `kind` is "text", "special", "part" (bytes of a character
  * that a later token completes) or "unknown" (the vocabulary has no such id; the text is the id).
+ * @param {Tokenizer} tokenizer
+ * @param {number[]} ids
+ * @returns {TokenText[]}
  */
 export function decode(tokenizer, ids) {
+    /** @type {TokenText[]} */
     const found = [];
     // A stream, because a character may be spread over several tokens. It is shown with the last of them.
     let decoder = new TextDecoder("utf-8", { ignoreBOM: true });

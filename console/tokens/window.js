@@ -6,7 +6,10 @@ import { describe } from "./describe.js";
 import { kindOf, scaleOf } from "./scale.js";
 import * as format from "../format.js";
 
-/** Line ends are shown as a sign and end the line; spaces at the ends of tokens stay. */
+/**
+ * Line ends are shown as a sign and end the line; spaces at the ends of tokens stay.
+ * @param {TokenText} token
+ */
 function shown({ text, kind }) {
     if (kind === "part") {
         return "\u00b7";
@@ -19,15 +22,21 @@ function shown({ text, kind }) {
 
 /** `<forebay-tokens>`: properties `window`, `texts` (of `decode`, or null for ids), `mode`, `facts`. */
 class Tokens extends HTMLElement {
+    /** @type {TokenWindow|null} */
     #window = null;
+    /** @type {TokenText[]|null} */
     #texts = null;
     #mode = "mask";
-    #facts = {};
+    /** @type {TokenFacts} */
+    #facts = { advantage: null, advantages: [], weight: null, versions: null };
+    /** @type {HTMLElement[]} */
     #marks = [];
+    /** @type {number|null} */
     #at = null;
     #isDue = false;
     #isBuilt = false;
 
+    /** @param {TokenWindow|null} window */
     set window(window) {
         this.#isBuilt &&= this.#window === window;
         this.#window = window;
@@ -38,17 +47,20 @@ class Tokens extends HTMLElement {
         return this.#window;
     }
 
+    /** @param {TokenText[]|null} texts */
     set texts(texts) {
         this.#isBuilt &&= this.#texts === texts;
         this.#texts = texts;
         this.#later();
     }
 
+    /** @param {string} mode */
     set mode(mode) {
         this.#mode = mode;
         this.#later();
     }
 
+    /** @param {TokenFacts} facts */
     set facts(facts) {
         this.#facts = facts;
         this.#later();
@@ -77,13 +89,13 @@ class Tokens extends HTMLElement {
             return;
         }
         if (!this.#isBuilt) {
-            this.#build();
+            this.#build(this.#window);
         }
-        this.#colour();
+        this.#colour(this.#window);
     }
 
-    #build() {
-        const { tokens } = this.#window;
+    /** @param {TokenWindow} window */
+    #build({ tokens }) {
         this.#marks = tokens.map((id, index) => {
             const mark = document.createElement("span");
             const text = this.#texts?.[index];
@@ -91,17 +103,17 @@ class Tokens extends HTMLElement {
             if (text !== undefined && text.kind !== "text") {
                 mark.classList.add(text.kind);
             }
-            mark.dataset.at = index;
+            mark.dataset.at = String(index);
             return mark;
         });
         this.replaceChildren(...this.#marks);
         this.#isBuilt = true;
         this.#at = null;
-        this.parentElement?.querySelector("forebay-token-card")?.show(null);
+        this.#tell(null);
     }
 
-    #colour() {
-        const window = this.#window;
+    /** @param {TokenWindow} window */
+    #colour(window) {
         const { ground } = scaleOf(this.#mode, window, this.#facts);
         for (const [index, mark] of this.#marks.entries()) {
             const kind = kindOf(window.loss_mask[index], window.trained_mask[index]);
@@ -114,18 +126,33 @@ class Tokens extends HTMLElement {
         }
     }
 
+    /** @param {number} index */
     #select(index) {
-        this.#marks[this.#at]?.classList.remove("here");
+        this.#marks[this.#at ?? -1]?.classList.remove("here");
         this.#at = index;
         const mark = this.#marks[index];
         mark.classList.add("here");
-        const found = describe(this.#window, index, this.#texts?.[index] ?? null, this.#facts);
-        this.parentElement?.querySelector("forebay-token-card")?.show(found);
+        const found = this.#window && describe(this.#window, index, this.#texts?.[index] ?? null, this.#facts);
+        this.#tell(found);
         return mark;
     }
 
-    #over = ({ target }) => {
-        const index = Number(target.dataset?.at ?? Number.NaN);
+    /**
+     * Says on the card what is known of a token.
+     * @param {TokenCard|null} found
+     */
+    #tell(found) {
+        const card = this.parentElement?.querySelector("forebay-token-card");
+        if (card instanceof Card) {
+            card.show(found);
+        }
+    }
+
+    #over = (/** @type {Event} */ { target }) => {
+        if (!(target instanceof HTMLElement)) {
+            return;
+        }
+        const index = Number(target.dataset.at ?? Number.NaN);
         if (Number.isInteger(index) && index !== this.#at && target.parentElement === this) {
             this.#select(index);
         }
@@ -137,7 +164,7 @@ class Tokens extends HTMLElement {
         }
     };
 
-    #key = (event) => {
+    #key = (/** @type {KeyboardEvent} */ event) => {
         const next = moved(event.key, this.#at ?? -1, this.#marks.length);
         if (next !== null && !event.ctrlKey && !event.metaKey && !event.altKey) {
             event.preventDefault();
@@ -154,8 +181,13 @@ class Card extends HTMLElement {
         this.show(null);
     }
 
+    /** @param {TokenCard|null} found */
     show(found) {
         const { title, lines } = found ?? HINT;
+        /**
+         * @param {string} text
+         * @param {string} name
+         */
         const line = (text, name) => {
             const element = document.createElement(name);
             element.textContent = text;

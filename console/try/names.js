@@ -3,6 +3,10 @@
 import * as format from "../format.js";
 import { html, nothing } from "../html.js";
 
+/**
+ * @param {Schemas["FilterVariable"][]} variables
+ * @param {string} scope
+ */
 function table(variables, scope) {
     return html`<div class="scroll" tabindex="0" role="region" aria-label=${`variables of filters of scope ${scope}`}>
         <table>
@@ -17,15 +21,22 @@ function table(variables, scope) {
     </div>`;
 }
 
-/** The documentation has names between backticks. */
+/**
+ * The documentation has names between backticks.
+ * @param {string} text
+ */
 function plain(text) {
     return text.split("`").map((part, index) => (index % 2 === 1 ? html`<code>${part}</code>` : part));
 }
 
+/** @type {(title: string, names: string[], write: (name: string) => string) => unknown} */
 const list = (title, names, write) => (names?.length > 0 ? html`<p><b>${title}</b>
     ${names.map((name) => html`<code>${write(format.visible(name))}</code> `)}</p>` : nothing);
 
-/** The panel; `names` is the answer of `/filters/variables`, or null. */
+/**
+ * The panel; `names` is the answer of `/filters/variables`, or null.
+ * @param {Schemas["FilterNames"]|null} found
+ */
 export function names(found) {
     if (found === null) {
         return nothing;

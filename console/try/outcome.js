@@ -7,46 +7,18 @@ import { plural } from "../format.js";
 import { reward } from "../group/columns.js";
 import { html, nothing } from "../html.js";
 import { filters } from "./draft.js";
-
-const COLUMNS = ["as_decided", "rules_now", "draft"];
+import { groupRows, rolloutRows } from "./rows.js";
 
 /** Rewards of an example that are shown. */
 const REWARDS = 16;
 
-/** The names that any column has under a field, the most frequent first. */
-function reasons(tried, field) {
-    const names = new Set(COLUMNS.flatMap((column) => Object.keys(tried[column][field] ?? {})));
-    const most = (name) => Math.max(...COLUMNS.map((column) => tried[column][field]?.[name] ?? 0));
-    return [...names].sort((first, second) => most(second) - most(first));
-}
-
-const row = (tried, title, value) => ({ title, values: COLUMNS.map((column) => value(tried[column])) });
-
-/** The rows of groups: [{ title, values: [as decided, by the rules now, by the draft] }]. */
-export function groupRows({ groups }) {
-    return [
-        row(groups, "ready", ({ ready }) => ready),
-        ...reasons(groups, "discarded").map((name) => row(groups, name, ({ discarded }) => discarded[name] ?? 0)),
-        row(groups, "still waiting for rollouts", ({ open }) => open),
-        row(groups, "cannot be judged", ({ unjudged }) => unjudged),
-    ];
-}
-
-/** The rows of rollouts. */
-export function rolloutRows({ rollouts }) {
-    const named = (field) => reasons(rollouts, field).map((name) =>
-        row(rollouts, `${field}: ${name}`, ({ [field]: found }) => found[name] ?? 0));
-    return [
-        row(rollouts, "kept", ({ kept }) => kept),
-        ...named("masked"),
-        ...named("dropped"),
-        row(rollouts, "late", ({ late }) => late),
-        row(rollouts, "cannot be judged", ({ unjudged }) => unjudged),
-    ];
-}
-
+/**
+ * @param {string} caption
+ * @param {OutcomeRow[]} rows
+ */
 function table(caption, rows) {
     const shown = rows.filter(({ values }, index) => index === 0 || values.some((value) => value > 0));
+    /** @type {(title: string, cell: (row: OutcomeRow) => unknown) => Column<OutcomeRow>} */
     const number = (title, cell) => ({ title, number: true, cell });
     return dataTable({
         caption,
@@ -62,8 +34,13 @@ function table(caption, rows) {
     });
 }
 
+/** @type {(outcome: Schemas["TriedOutcome"]) => unknown} */
 const words = ({ state, reason }) => (reason === null ? state : html`${state}: ${untrusted(reason)}`);
 
+/**
+ * @param {Tried} result
+ * @param {string} policy
+ */
 function examples({ changes, changed_groups: changed }, policy) {
     if (changes.length === 0) {
         return html`<p><b>The draft decides every group as the rules do now.</b></p>`;
@@ -90,6 +67,10 @@ function examples({ changes, changed_groups: changed }, policy) {
         })}`;
 }
 
+/**
+ * @param {Tried} result
+ * @param {string} policy
+ */
 function failures({ failed, unjudged }, policy) {
     return html`${failed.map(({ filter, count, message, rollout_id: rollout, group_id: group }) => notice("bad",
             html`<b>${untrusted(filter)}</b> could not be evaluated on ${plural(count, "record")}, where it does not
@@ -100,13 +81,18 @@ function failures({ failed, unjudged }, policy) {
             ${untrusted(reason)}`))}`;
 }
 
+/** @param {Tried} result */
 function lookedAt({ looked_at: looked }) {
     const span = looked.from === null ? "" : `, decided ${format.day(looked.from)} to ${format.day(looked.to)}`;
     return html`<p>${plural(looked.groups, "group")}, ${plural(looked.rollouts, "rollout")}${span}
         ${looked.complete ? nothing : html`<b>There was no time or memory for all: the oldest are missing.</b>`}</p>`;
 }
 
-/** The command that sets the draft. */
+/**
+ * The command that sets the draft.
+ * @param {string} policy
+ * @param {Draft[]} draft
+ */
 export function curl(policy, draft) {
     const url = new URL(`./policies/${encodeURIComponent(policy)}`, document.baseURI).href;
     const body = JSON.stringify({ filter: filters(draft) }).replaceAll("'", "'\\''");
@@ -114,7 +100,11 @@ export function curl(policy, draft) {
         `-H 'content-type: application/merge-patch+json' -d '${body}'`;
 }
 
-/** The panel, after a try. */
+/**
+ * The panel, after a try.
+ * @param {Pick<TryLocal, "result"|"tried">} local
+ * @param {string} policy
+ */
 export function outcome({ result, tried }, policy) {
     if (result === null) {
         return html`<p class="quiet">What the draft would have done to the groups that were decided last. Nothing is
@@ -135,4 +125,3 @@ export function outcome({ result, tried }, policy) {
             <span class="quiet">setting it takes a key of the role admin</span>
         </div>`;
 }
-

@@ -11,9 +11,17 @@ import { reward } from "../group/columns.js";
 
 const none = format.count(null);
 
+/**
+ * @param {string|null|undefined} at
+ * @param {Pick<Context, "now">} context
+ */
 const moment = (at, context) =>
     (at ? html`${format.day(at)} <span class="quiet">(${time(at, context)} ago)</span>` : none);
 
+/**
+ * @param {Batch} batch
+ * @param {Context} context
+ */
 function lease(batch, context) {
     const { state, consumer, attempt, reason, step, expires_at: expires } = batch;
     const consumed = step === null ? none : html`<a class=${isUndone(batch) ? "undone" : ""}
@@ -33,11 +41,15 @@ function lease(batch, context) {
     ]);
 }
 
+/**
+ * @param {Batch} batch
+ * @param {Rules|null} rules
+ */
 function weights({ metrics, policy_version: version, ...batch }, rules) {
     const { min, max, current } = version;
     return facts([
         ["version at the cut", format.count(current)],
-        ["versions of trained tokens", min === null ? none : range(min, max)],
+        ["versions of trained tokens", min === null || max === null ? none : range(min, max)],
         ["staleness mean / max", staleness({ metrics })],
         ["reward of all rollouts", reward(metrics["reward/all"] ?? null)],
         ["reward of trained rollouts", reward(metrics["reward/trained"] ?? null)],
@@ -48,6 +60,7 @@ function weights({ metrics, policy_version: version, ...batch }, rules) {
     ]);
 }
 
+/** @param {Batch} batch */
 function others({ metrics }) {
     const known = ["reward/", "staleness/"];
     const rest = Object.entries(metrics).filter(([name]) => !known.some((start) => name.startsWith(start)));
@@ -56,6 +69,7 @@ function others({ metrics }) {
     </section>`;
 }
 
+/** @type {View<BatchData, { sort: Sort|null }, OfOne>} */
 export const view = {
     title: ({ params }) => `batch ${format.shortId(params.id)}`,
     isSame: (before, after) => before.policy === after.policy && before.id === after.id,

@@ -3,10 +3,17 @@
 import { columns } from "../batch/columns.js";
 import { dataTable, untrusted } from "../elements.js";
 import { html } from "../html.js";
-import { filters, hasNewer, newestId, pageQuery, pager } from "../listing.js";
+import { filters, hasNewer, pageQuery, pager } from "../listing.js";
 
 const STATES = ["leased", "returned", "trained", "checkpointed", "quarantined", "split", "discarded"];
 
+/** @param {Context} context */
+async function newestId({ get, params: { policy } }) {
+    const { batches: [newest] } = await get("./batches", { policy, order: "newest", limit: 1 });
+    return newest?.batch_id ?? null;
+}
+
+/** @type {View<Schemas["BatchPage"] & { newest: string|null }>} */
 export const view = {
     title: ({ params }) => `${params.policy}: batches`,
     isSame: (before, after) => before.policy === after.policy && after.id === undefined,
@@ -14,11 +21,11 @@ export const view = {
         const { policy, state } = context.params;
         const [page, newest] = await Promise.all([
             context.get("./batches", { policy, state, ...pageQuery(context.params) }),
-            newestId(context, "./batches", "batches", "batch_id"),
+            newestId(context),
         ]);
         return { ...page, newest };
     },
-    peek: (context) => hasNewer(context, "./batches", "batches", "batch_id"),
+    peek: (context) => hasNewer(context, "batches", newestId),
     render(context) {
         const { batches } = context.data;
         return html`<h1>${untrusted(context.params.policy)} <span class="quiet">batches</span></h1>

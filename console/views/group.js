@@ -6,7 +6,8 @@ import { lifeBadge, untrusted } from "../elements.js";
 import * as format from "../format.js";
 import { plural } from "../format.js";
 import { beside, fetchShown, turn } from "../group/beside.js";
-import { decision, statistics } from "../group/decision.js";
+import { decision } from "../group/decision.js";
+import { statistics } from "../group/judged.js";
 import { BY_REWARD, table } from "../group/siblings.js";
 import { html, nothing } from "../html.js";
 
@@ -16,6 +17,7 @@ const SIBLINGS = 500;
 /** Below this width, four columns have no room. */
 const NARROW = 1000;
 
+/** @param {Context<any, any, OfOne>} context */
 async function readGroup({ get, params: { policy, id } }) {
     const { groups } = await get("./groups", { policy, group_id: id });
     if (groups.length === 0) {
@@ -25,8 +27,13 @@ async function readGroup({ get, params: { policy, id } }) {
     return groups[0];
 }
 
+/** @type {(group: Group) => number} */
 const posted = ({ arrived, dropped, late }) => arrived + dropped + late;
 
+/**
+ * @param {GroupData} data
+ * @param {string} policy
+ */
 function place({ group, siblings }, policy) {
     const step = siblings.find((each) => each.step !== null)?.step ?? null;
     return html`<span class="quiet">${group.arrived} of ${group.size}
@@ -37,6 +44,7 @@ function place({ group, siblings }, policy) {
         · <a href=${whyHash(group.group_id, policy)}>why</a></span>`;
 }
 
+/** @type {View<GroupData, GroupLocal, OfOne>} */
 export const view = {
     title: ({ params }) => `group ${params.id}`,
     isSame: (before, after) => before.policy === after.policy && before.id === after.id,

@@ -3,7 +3,7 @@
 import { dataTable, untrusted } from "../elements.js";
 import { columns } from "../group/columns.js";
 import { html, nothing } from "../html.js";
-import { filters, hasNewer, newestId, pageQuery, pager } from "../listing.js";
+import { filters, hasNewer, pageQuery, pager } from "../listing.js";
 
 const STATES = ["open", "ready", "batched", "stale", "discarded", "quarantined"];
 
@@ -13,6 +13,13 @@ const FIELDS = [
     { name: "environment", label: "environment" },
 ];
 
+/** @param {Context} context */
+async function newestId({ get, params: { policy } }) {
+    const { groups: [newest] } = await get("./groups", { policy, order: "newest", limit: 1 });
+    return newest?.group_id ?? null;
+}
+
+/** @type {View<Schemas["GroupPage"] & { newest: string|null }>} */
 export const view = {
     title: ({ params }) => `${params.policy}: groups`,
     isSame: (before, after) => before.policy === after.policy && after.id === undefined,
@@ -21,11 +28,11 @@ export const view = {
         const query = { policy, state, reason, environment, batch_id: batch, ...pageQuery(context.params) };
         const [page, newest] = await Promise.all([
             context.get("./groups", query),
-            newestId(context, "./groups", "groups", "group_id"),
+            newestId(context),
         ]);
         return { ...page, newest };
     },
-    peek: (context) => hasNewer(context, "./groups", "groups", "group_id"),
+    peek: (context) => hasNewer(context, "groups", newestId),
     render(context) {
         const { groups } = context.data;
         return html`<h1>${untrusted(context.params.policy)} <span class="quiet">groups</span></h1>

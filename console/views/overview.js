@@ -8,11 +8,14 @@ import { html, nothing } from "../html.js";
 /** Pages of `/overview` that are read at most; policies are few. */
 const PAGES = 10;
 
+/** @param {Get} get */
 async function all(get) {
     const policies = [];
+    /** @type {string|null} */
     let after = null;
     let at = null;
     for (let page = 0; page < PAGES; page += 1) {
+        /** @type {Schemas["Overview"]} */
         const answer = await get("./overview", { after, limit: 200 });
         policies.push(...answer.policies);
         ({ at, next: after } = answer);
@@ -23,6 +26,7 @@ async function all(get) {
     return { policies, at, isWhole: after === null };
 }
 
+/** @param {Overview} policy */
 function staleness({ staleness: found }) {
     if (!found) {
         return format.count(null);
@@ -30,19 +34,23 @@ function staleness({ staleness: found }) {
     return `${format.real(found.mean, 1)} / ${format.count(found.max)}`;
 }
 
+/** @type {Column<Overview>} */
 const name = {
     title: "policy",
     cell: ({ policy }) => html`<a data-row href=${hash(`policies/${policy}`)}><b>${untrusted(policy)}</b></a>`,
 };
 
+/** @type {Column<Overview>} */
 const ready = {
     title: "ready / need",
     number: true,
     cell: ({ ready_groups: groups, needed_groups: needed }) => `${format.count(groups)} / ${format.count(needed)}`,
 };
 
+/** @type {(title: string, value: (row: Overview) => number|null|undefined) => Column<Overview>} */
 const number = (title, value) => ({ title, number: true, cell: (row) => format.count(value(row)) });
 
+/** @type {(context: Pick<Context, "now">) => Column<Overview>[]} */
 const columns = (context) => [
     name,
     { title: "state", cell: ({ state }) => stateBadge(state) },
@@ -57,15 +65,19 @@ const columns = (context) => [
     { title: "version", number: true, cell: ({ version }) => `v${version}` },
 ];
 
+/** @param {Overview[]} policies */
 function summary(policies) {
+    /** @param {string} kind */
     const of = (kind) => policies.filter(({ state }) => STATES[state]?.[1] === kind);
     const [bad, warn] = [of("bad"), of("warn")];
     // The glyph is that of the worst, which stands first.
+    /** @param {Overview[]} list */
     const first = (list) => STATES[list[0].state][0];
     return html`${bad.length > 0 ? badge("bad", first(bad), `${bad.length} need you`) : nothing}
         ${warn.length > 0 ? badge("warn", first(warn), `${warn.length} to look at`) : nothing}`;
 }
 
+/** @type {View<Awaited<ReturnType<typeof all>>>} */
 export const view = {
     title: ({ data }) => {
         const bad = (data?.policies ?? []).filter(({ state }) => STATES[state]?.[1] === "bad");

@@ -9,7 +9,10 @@ import { losses, strip } from "../policy/flow.js";
 import { describe } from "../policy/journal.js";
 import { load, WINDOWS, windowOf } from "../policy/load.js";
 
-/** What the reader asks in each state. */
+/**
+ * What the reader asks in each state.
+ * @type {Record<string, string>}
+ */
 const QUESTIONS = {
     broken: "What is broken?",
     stuck: "What is stuck?",
@@ -21,6 +24,10 @@ const QUESTIONS = {
     dropping: "Why are rollouts lost?",
 };
 
+/**
+ * @param {Schemas["WhyCause"]} cause
+ * @param {string} policy
+ */
 function links(cause, policy) {
     const see = cause.see ? fromSee(cause.see, policy) : null;
     const draft = cause.filter ? hash(`policies/${policy}/try`, { filter: cause.filter }) : null;
@@ -28,7 +35,12 @@ function links(cause, policy) {
         ${draft ? html` · <a data-row href=${draft}>try another filter</a>` : nothing}`;
 }
 
+/** @param {PolicyData} data */
 function reasons({ policy, why }) {
+    /**
+     * @param {Schemas["WhyCause"]} each
+     * @param {number} index
+     */
     const cause = (each, index) => html`<li>
         ${index === 0 ? badge("bad", "1", "cause") : badge("warn", String(index + 1), "adds")}
         <span>${format.visible(each.text)}${links(each, policy.policy)}</span></li>`;
@@ -42,7 +54,8 @@ function reasons({ policy, why }) {
     </section>`;
 }
 
-function events({ history }) {
+/** @param {PolicyHistory} history */
+function events(history) {
     const [length] = WINDOWS[history.window];
     const inside = history.journal.filter(({ at }) => Date.parse(at) > history.at - length * 1000).slice(0, 8);
     if (inside.length === 0) {
@@ -55,6 +68,7 @@ function events({ history }) {
     </section>`;
 }
 
+/** @param {Context<PolicyData, { range: ChartRange|null }>} context */
 function graphs(context) {
     const { data, local, numbers } = context;
     if (data.history === null) {
@@ -62,7 +76,9 @@ function graphs(context) {
             ? html`<p class="quiet">The history needs a key with the role read, train or admin.</p>` : nothing;
     }
     const chosen = windowOf(context.params);
+    /** @param {On<HTMLSelectElement>} event */
     const choose = (event) => context.go({ window: event.target.value });
+    /** @param {CustomEvent<ChartRange|null>} event */
     const zoom = ({ detail }) => context.update({ range: detail });
     return html`<div class="toolbar">
             <label>window <select @change=${choose}>${Object.keys(WINDOWS).map((name) =>
@@ -73,12 +89,13 @@ function graphs(context) {
             <span class="quiet">drag over a chart to zoom, all charts follow; ${kbd("t")} shows numbers as
                 tables</span>
         </div>
-        <div class="grid-3 charts" @chart-range=${zoom}>${data.charts.map((spec) => html`
+        <div class="grid-3 charts" @chart-range=${zoom}>${data.charts?.map((spec) => html`
             <forebay-chart class="panel" .spec=${spec} .range=${local.range} .numbers=${numbers}></forebay-chart>`)}
         </div>
-        ${events(data)}`;
+        ${events(data.history)}`;
 }
 
+/** @type {View<PolicyData, { range: ChartRange|null }>} */
 export const view = {
     title: ({ params, data }) => (data ? [params.policy, data.why?.state].filter(Boolean).join(": ") : params.policy),
     live: true,

@@ -1,6 +1,6 @@
 // One rollout: its story, its messages, and its tokens.
 
-import { hash } from "../address.js";
+import { hash, rolloutHash } from "../address.js";
 import { chat, jsonFold } from "../chat/render.js";
 import { badge, copyButton, facts, idLink, kbd, untrusted } from "../elements.js";
 import * as format from "../format.js";
@@ -16,11 +16,10 @@ import { MODES } from "../tokens/scale.js";
 /** How long the browser keeps the raw JSON for the tab that shows it. */
 const RAW_KEPT_MS = 60_000;
 
-/** The address of a rollout. */
-export function rolloutHash(policy, id) {
-    return hash(`policies/${policy}/rollout`, { id });
-}
-
+/**
+ * @param {Moment} moment
+ * @param {string} policy
+ */
 function moment({ title, at, kind, lines, batch }, policy) {
     const id = batch === undefined
         ? nothing
@@ -34,6 +33,7 @@ function moment({ title, at, kind, lines, batch }, policy) {
     </li>`;
 }
 
+/** @param {Rollout} story */
 function versions(story) {
     if (story.versions === null) {
         return `v${story.policy_version}${story.policy_version_assumed ? " (assumed)" : ""}`;
@@ -42,17 +42,22 @@ function versions(story) {
     return min === max ? `v${min}` : `v${min} to v${max}`;
 }
 
-/** The ledger counts tokens with mask 1, which are trained if the rollout is kept. */
+/**
+ * The ledger counts tokens with mask 1, which are trained if the rollout is kept.
+ * @param {Rollout} story
+ */
 function trained({ verdict, trained_tokens: tokens }) {
     return verdict === "kept" ? format.count(tokens) : `0 of ${format.count(tokens)} with mask 1`;
 }
 
+/** @param {RolloutContent|null} content */
 function sampling(content) {
     return Object.entries(content?.sampling ?? {}).filter(([, value]) => value !== null)
         .map(([name, value]) => [format.visible(name), html`<span class="untrusted">${
             format.visible(typeof value === "object" ? JSON.stringify(value) : value)}</span>`]);
 }
 
+/** @param {Shown} shown */
 function factsOf({ story, content }) {
     const weights = content?.delivered?.loss_weights ?? [];
     const components = Object.entries(content?.reward_components ?? {})
@@ -61,7 +66,7 @@ function factsOf({ story, content }) {
         ["reward", format.real(story.reward, 3)],
         ...components,
         ["advantage", format.signed(story.advantage)],
-        ["loss weight", weights.length === 0 ? format.real(null) : weight(weights[content.window?.segment ?? 0])],
+        ["loss weight", weights.length === 0 ? format.real(null) : weight(weights[content?.window?.segment ?? 0])],
         ["tokens", format.count(story.tokens)],
         ["trained", trained(story)],
         ["versions", versions(story)],
@@ -75,6 +80,10 @@ function factsOf({ story, content }) {
     ]);
 }
 
+/**
+ * @param {RolloutContent|null} content
+ * @param {RolloutContext} context
+ */
 function metadata(content, context) {
     if (content === null || content.metadata_bytes === 0) {
         return nothing;
@@ -85,20 +94,27 @@ function metadata(content, context) {
         : jsonFold(`metadata, ${size}`, content.metadata, "metadata", context);
 }
 
-function storyPanel(context) {
-    const { data } = context;
-    const { story, around, content } = data;
+/**
+ * @param {RolloutContext} context
+ * @param {Shown} shown
+ */
+function storyPanel(context, shown) {
+    const { story, around, content } = shown;
     return html`<section class="panel story" aria-labelledby="story-title">
         <h2 id="story-title">its story</h2>
         <ol>${moments(story, around.group, around.batch).map((each) => moment(each, story.policy))}</ol>
         <h2>facts</h2>
-        ${factsOf(data)}
+        ${factsOf(shown)}
         ${metadata(content, context)}
     </section>`;
 }
 
 // ---- messages
 
+/**
+ * @param {RolloutContext} context
+ * @returns {ChatActions}
+ */
 function messageActions(context) {
     const { local } = context;
     return {
@@ -113,8 +129,11 @@ function messageActions(context) {
     };
 }
 
-function messagesPanel(context) {
-    const { messages } = context.data.content;
+/**
+ * @param {RolloutContext} context
+ * @param {RolloutContent} content
+ */
+function messagesPanel(context, { messages }) {
     const body = messages === null || messages.count === 0
         ? html`<p class="quiet">The producer sent no messages.</p>`
         : chat(messages, context, messageActions(context));
@@ -124,6 +143,11 @@ function messagesPanel(context) {
 
 // ---- search
 
+/**
+ * @param {RolloutContext} context
+ * @param {string} sought
+ * @param {number} step
+ */
 function find(context, sought, step) {
     const roots = [...document.querySelectorAll(".chat, .tokens")];
     const found = matches(roots, sought);
@@ -134,12 +158,15 @@ function find(context, sought, step) {
     context.update({ sought, foundAt: at, found: found.length });
 }
 
+/** @param {RolloutContext} context */
 function searching(context) {
     const { local } = context;
+    /** @param {On<HTMLFormElement>} event */
     const submit = (event) => {
         event.preventDefault();
         find(context, String(new FormData(event.target).get("sought")), 1);
     };
+    /** @param {On<HTMLInputElement>} event */
     const typed = ({ target }) => find(context, target.value, 0);
     const count = local.found >= 1000 ? "1,000 or more" : format.count(local.found);
     const said = local.sought === "" ? "" : local.found === 0 ? "not found in what is shown"
@@ -154,29 +181,42 @@ function searching(context) {
 
 // ---- around
 
-function openRaw({ data }) {
-    const address = URL.createObjectURL(new Blob([data.raw], { type: "text/plain;charset=utf-8" }));
+/** @param {string} raw */
+function openRaw(raw) {
+    const address = URL.createObjectURL(new Blob([raw], { type: "text/plain;charset=utf-8" }));
     window.open(address, "_blank", "noopener");
     setTimeout(() => URL.revokeObjectURL(address), RAW_KEPT_MS);
 }
 
-/** The place of the rollout among its siblings, from 0; -1 if there are too many to know. */
+/**
+ * The place of the rollout among its siblings, from 0; -1 if there are too many to know.
+ * @param {Pick<Shown, "story"|"around">} shown
+ */
 function place({ story, around }) {
     return around.siblings.findIndex(({ rollout_id: id }) => id === story.rollout_id);
 }
 
+/**
+ * @param {number} step
+ * @returns {(context: Pick<Context<RolloutData|null>, "data">) => void}
+ */
 function toSibling(step) {
     return ({ data }) => {
-        if (!data?.around) {
+        if (!data?.around || !data.story) {
             return;
         }
-        const next = data.around.siblings[place(data) + step];
+        const { story, around } = data;
+        const next = around.siblings[place({ story, around }) + step];
         if (next !== undefined) {
             location.hash = rolloutHash(next.policy, next.rollout_id);
         }
     };
 }
 
+/**
+ * @param {number} step
+ * @returns {(context: Pick<Context<RolloutData|null>, "data"|"go">) => void}
+ */
 function toSegment(step) {
     return ({ data, go }) => {
         const content = data?.content;
@@ -190,11 +230,14 @@ function toSegment(step) {
     };
 }
 
-function title(context) {
-    const { data } = context;
-    const { story, around, content } = data;
+/**
+ * @param {RolloutContext} context
+ * @param {Shown} shown
+ */
+function title(context, shown) {
+    const { story, around, content, raw } = shown;
     const [glyph, kind, words] = stateWords(story);
-    const at = place(data);
+    const at = place(shown);
     const more = around.hasMore ? "+" : "";
     const sibling = around.siblings.length < 2 ? nothing : html`<span class="quiet">sibling ${at + 1} of ${
         format.count(around.siblings.length)}${more}
@@ -215,15 +258,19 @@ function title(context) {
         ${sibling} ${many}
         <a href=${hash("why", { id: story.rollout_id, policy: story.policy })}>why?</a>
         <span class="spring"></span>
-        ${data.raw === null ? nothing : html`
-            <button type="button" @click=${() => openRaw(context)}>Open raw JSON</button>
-            ${copyButton(() => data.raw, "Copy raw JSON")}`}
+        ${raw === null ? nothing : html`
+            <button type="button" @click=${() => openRaw(raw)}>Open raw JSON</button>
+            ${copyButton(raw, "Copy raw JSON")}`}
     </div>`;
 }
 
-/** Why the tokens and messages are not shown. */
-function refusal({ data, me }) {
-    const { code, detail } = data.refused;
+/**
+ * Why the tokens and messages are not shown.
+ * @param {RolloutContext} context
+ * @param {Refused} refused
+ */
+function refusal({ me }, { code, detail }) {
+    /** @type {Record<Refused["code"], string>} */
     const sentences = {
         purged: "The tokens and messages of this rollout are not stored any more.",
         damaged: "The stored copy of this rollout is damaged: it differs from its digest or seal. Nothing was changed.",
@@ -238,10 +285,13 @@ function refusal({ data, me }) {
     </section>`;
 }
 
-/** There is not even a story. */
+/**
+ * There is not even a story.
+ * @param {RolloutContext} context
+ */
 function unknown({ data, params, me }) {
     const id = untrusted(params.id);
-    if (data.refused.code === "role") {
+    if (data.refused?.code === "role") {
         return html`<h1>rollout <span class="mono">${id}</span></h1>
             <section class="panel"><p>Rollouts can be looked at with a key with the role read, produce or admin. This
             key has the role ${me?.role}.</p></section>`;
@@ -249,22 +299,28 @@ function unknown({ data, params, me }) {
     return html`<h1>No such rollout</h1><section class="panel"><p>In the current run of the policy
         ${untrusted(params.policy)}, no rollout has the id <span class="mono">${id}</span>: it was never posted, or the
         ledger has forgotten it. Those two cannot be told apart.</p><p>The service says: ${
-        untrusted(data.refused.detail)}</p></section>`;
+        untrusted(data.refused?.detail)}</p></section>`;
 }
 
-/** Whether other tokens or messages come, so that what was found is gone. Colours change none. */
+/**
+ * Whether other tokens or messages come, so that what was found is gone. Colours change none.
+ * @param {Context<RolloutData|null, RolloutLocal, OfOne>} context
+ */
 function isAnotherPart({ data, params }) {
     const before = data?.asked;
     const next = asked(params);
-    return before === undefined || ["segment", "from", "messages"].some((name) => before[name] !== next[name]);
+    return before === undefined || before.segment !== next.segment || before.from !== next.from ||
+        before.messages !== next.messages;
 }
 
+/** @type {Key<Pick<RolloutContext, "go">>[]} */
 const colours = MODES.map(({ name, key, title: text }) => ({
     key,
     help: `colour the tokens by ${text}`,
     run: ({ go }) => go({ colour: name === "mask" ? null : name }, { replace: true }),
 }));
 
+/** @type {View<RolloutData, RolloutLocal, OfOne>} */
 export const view = {
     title: ({ params }) => `${params.id} · ${params.policy}`,
     local: () => ({
@@ -297,17 +353,19 @@ export const view = {
     ],
     render(context) {
         const { data } = context;
-        if (data.story === null || data.around === null) {
+        const { story, around, content, refused } = data;
+        if (story === null || around === null) {
             return unknown(context);
         }
-        return html`${title(context)}
-            ${data.content === null ? nothing : searching(context)}
+        const shown = { ...data, story, around };
+        return html`${title(context, shown)}
+            ${content === null ? nothing : searching(context)}
             <div class="rollout">
-                ${storyPanel(context)}
-                ${data.content === null
-                    ? refusal(context)
-                    : html`${messagesPanel(context)}${tokenPanel(context)}`}
+                ${storyPanel(context, shown)}
+                ${refused === null ? nothing : refusal(context, refused)}
+                ${content === null ? nothing
+                    : html`${messagesPanel(context, content)}${tokenPanel(context, shown, content)}`}
             </div>
-            ${sessionPanel(context)}`;
+            ${sessionPanel(around)}`;
     },
 };

@@ -1,11 +1,10 @@
 // The stream of rollouts, newest first. It never refreshes by itself: it says how many arrived since.
 
-import { hash } from "../address.js";
+import { hash, rolloutHash } from "../address.js";
 import { badge, dataTable, idLink, lifeBadge, lookedThrough, untrusted } from "../elements.js";
 import * as format from "../format.js";
 import { html, nothing } from "../html.js";
 import { stateWords } from "../rollout/story.js";
-import { rolloutHash } from "./rollout.js";
 
 /** Rollouts of a page. */
 const LIMIT = 100;
@@ -19,18 +18,25 @@ const STATES = [
 ];
 const FILTERS = ["verdict", "state", "reason", "environment", "group_id", "step"];
 
+/** @param {Params} params */
 function query({ policy, after, ...params }) {
+    /** @param {Context} context */
     const filters = Object.fromEntries(FILTERS.map((name) => [name, params[name]]));
     return { policy, ...filters, order: "newest", after, limit: LIMIT };
 }
 
-/** The list does not change by itself, so it has times of day and no ages. */
+/**
+ * The list does not change by itself, so it has times of day and no ages.
+ * @param {string} at
+ * @param {Pick<Context, "now">} context
+ */
 function received(at, { now }) {
     const isToday = now() - Date.parse(at) < DAY;
     return html`<time datetime=${at} title=${`${format.day(at)}, ${format.clockMs(at)}`}>${isToday
         ? format.clock(at) : format.day(at)}</time>`;
 }
 
+/** @type {(context: Context) => Column<Rollout>[]} */
 const columns = (context) => [
     { title: "received", cell: ({ received_at: at }) => received(at, context) },
     {
@@ -60,24 +66,35 @@ const columns = (context) => [
     { title: "version", number: true, cell: ({ policy_version: version }) => `v${version}` },
 ];
 
+/** @type {(words: [glyph: string, kind: string, words: string]) => [string, string, string]} */
 const swap = ([glyph, kind, words]) => [kind, glyph, words];
 
+/** @param {Context} context */
 function filters(context) {
     const { params } = context;
+    /** @param {On<HTMLFormElement>} event */
     const apply = (event) => {
         event.preventDefault();
         const form = new FormData(event.target);
+        /** @param {string} name */
         const chosen = (name) => String(form.get(name)).trim();
         const [verdict, state] = [chosen("verdict"), chosen("state")];
         context.go({ verdict, state, reason: chosen("reason"), environment: chosen("environment"), after: null });
     };
-    const choose = ({ target }) => target.form.requestSubmit();
+    /** @param {On<HTMLSelectElement>} event */
+    const choose = ({ target }) => target.form?.requestSubmit();
+    /**
+     * @param {string} name
+     * @param {string[]} values
+     */
     const select = (name, values) => html`<label>${name} <select name=${name} @change=${choose}>
         <option value="" .selected=${!params[name]}>all</option>
         ${values.map((value) => html`<option .selected=${params[name] === value}>${value}</option>`)}</select></label>`;
+    /** @param {string} name */
     const field = (name) => html`<label>${name} <input name=${name} type="search" autocomplete="off" spellcheck="false"
         size="14" .value=${params[name] ?? ""}></label>`;
     const others = ["group_id", "step"].filter((name) => params[name]);
+    /** @param {string} name */
     const without = (name) => context.go({ [name]: null, after: null });
     return html`<form class="toolbar" aria-label="Which rollouts" @submit=${apply}>
         ${select("verdict", VERDICTS)} ${select("state", STATES)} ${field("reason")} ${field("environment")}
@@ -87,6 +104,7 @@ function filters(context) {
     </form>`;
 }
 
+/** @type {View<Schemas["TrajectoryPage"]>} */
 export const view = {
     title: ({ params }) => `${params.policy}: rollouts`,
     load: ({ get, params }) => get("./trajectories", query(params)),

@@ -12,11 +12,18 @@ import { html, nothing } from "../html.js";
 const PAGES = 10;
 const PAGE = 1000;
 
-/** The batches that the step consumed. Batches are cut in about the order of the steps. */
+/**
+ * The batches that the step consumed. Batches are cut in about the order of the steps.
+ * @param {Context} context
+ * @param {number} step
+ */
 async function readBatches({ get, params: { policy } }, step) {
+    /** @type {Batch[]} */
     const found = [];
+    /** @type {string|null} */
     let after = null;
     for (let page = 0; page < PAGES; page += 1) {
+        /** @type {Schemas["BatchPage"]} */
         const answer = await get("./batches", { policy, after, limit: PAGE, order: after ? null : "newest" });
         found.push(...answer.batches.filter((batch) => batch.step === step));
         const steps = answer.batches.map((batch) => batch.step).filter((each) => each !== null);
@@ -28,8 +35,10 @@ async function readBatches({ get, params: { policy } }, step) {
     return found;
 }
 
+/** @type {(batch: Batch) => boolean} */
 const isUndone = ({ state }) => state === "returned" || state === "leased";
 
+/** @type {View<StepData, { sort: Sort|null }, OfOne>} */
 export const view = {
     title: ({ params }) => `${params.policy}: step ${params.id}`,
     isSame: (before, after) => before.policy === after.policy && before.id === after.id,

@@ -11,6 +11,10 @@ import { pageQuery, pager } from "../listing.js";
 import { band } from "../step/band.js";
 import { readSteps } from "../step/read.js";
 
+/**
+ * @param {Pick<Context, "params"|"now">} context
+ * @returns {Column<Step>[]}
+ */
 function columns(context) {
     const { policy } = context.params;
     return [
@@ -49,13 +53,16 @@ function columns(context) {
     ];
 }
 
+/** @param {Context} context */
 async function newest({ get, params: { policy } }) {
     const { steps: [first] } = await readSteps(get, policy, { order: "newest", limit: 10 });
     return first ?? null;
 }
 
+/** @type {(row: Step|null) => string|null} */
 const name = (row) => (row === null ? null : `${row.step} ${row.epoch} ${row.undone}`);
 
+/** @type {View<Schemas["PolicySteps"] & { newest: string|null }>} */
 export const view = {
     title: ({ params }) => `${params.policy}: steps`,
     isSame: (before, after) => before.policy === after.policy && after.id === undefined,

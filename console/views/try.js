@@ -1,6 +1,6 @@
 // A rehearsal of filters over what is stored. Nothing is changed by it, and nothing is asked without the reader.
 
-import { absent, ApiError, Unauthorized } from "../api.js";
+import { absent, ApiError, isAborted, message, Unauthorized } from "../api.js";
 import { untrusted } from "../elements.js";
 import * as format from "../format.js";
 import { html, nothing } from "../html.js";
@@ -10,8 +10,10 @@ import { outcome } from "../try/outcome.js";
 
 const EXAMPLES = 20;
 
+/** @type {(policy: string) => `./policies/${string}`} */
 const path = (policy) => `./policies/${encodeURIComponent(policy)}`;
 
+/** @param {TryContext} context */
 async function run(context) {
     const { local, params } = context;
     if (local.isTrying) {
@@ -19,15 +21,16 @@ async function run(context) {
     }
     const tried = local.draft.map((rule) => ({ ...rule }));
     context.update({ isTrying: true, problem: null });
-    const body = { filter: filters(tried), groups: local.groups, examples: EXAMPLES };
-    if (local.environment.trim() !== "") {
-        body.environment = local.environment.trim();
-    }
+    const environment = local.environment.trim();
+    const body = {
+        filter: filters(tried), groups: local.groups, examples: EXAMPLES,
+        ...(environment === "" ? {} : { environment }),
+    };
     try {
         const result = await context.post(`${path(params.policy)}/filters/try`, body);
         context.update({ isTrying: false, result, tried });
     } catch (error) {
-        if (error?.name === "AbortError") {
+        if (isAborted(error)) {
             return;
         }
         if (error instanceof Unauthorized) {
@@ -38,28 +41,32 @@ async function run(context) {
     }
 }
 
+/** @param {unknown} problem */
 function said(problem) {
     if (problem === null) {
         return nothing;
     }
+    if (!(problem instanceof ApiError)) {
+        return html`<div class="notice bad" role="alert"><b>${format.visible(message(problem))}</b></div>`;
+    }
     if (problem.type === "no-such-route") {
         return html`<p class="notice bad" role="alert">This service does not try filters.</p>`;
     }
-    const isRefused = problem instanceof ApiError && problem.status === 403;
-    const title = isRefused ? "Trying takes a key of the role read or admin" : (problem.title ?? problem.message);
-    const elsewhere = (problem.errors ?? []).filter(({ pointer }) => !/^\/filter\/\d/.test(pointer ?? ""));
+    const title = problem.status === 403 ? "Trying takes a key of the role read or admin" : problem.title;
+    const elsewhere = problem.errors.filter(({ pointer }) => !/^\/filter\/\d/.test(pointer));
     return html`<div class="notice bad" role="alert"><b>${format.visible(title)}</b>
         ${problem.detail ? format.visible(problem.detail) : nothing}
         ${elsewhere.map(({ pointer, detail }) => html`<p><code>${format.visible(pointer)}</code>
             ${format.visible(detail)}</p>`)}</div>`;
 }
 
+/** @type {View<TryData, TryLocal>} */
 export const view = {
     title: ({ params }) => `${params.policy}: try a filter`,
     isSame: (before, after) => before.policy === after.policy,
     local: () => ({
-        draft: null, groups: 500, environment: "", result: null, tried: null, problem: null, isTrying: false,
-        isFocused: false,
+        isBegun: false, draft: [], groups: 500, environment: "", result: null, tried: [], problem: null,
+        isTrying: false, isFocused: false,
     }),
     async load(context) {
         const { policy } = context.params;
@@ -67,8 +74,8 @@ export const view = {
             context.get(path(policy)),
             context.get("./filters/variables").catch(absent(403, 404)),
         ]);
-        if (context.local.draft === null) {
-            context.local.draft = rules.filter.map(entry);
+        if (!context.local.isBegun) {
+            Object.assign(context.local, { isBegun: true, draft: rules.filter.map(entry) });
         }
         return { rules, known };
     },

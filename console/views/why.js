@@ -5,15 +5,23 @@ import { lifeBadge, time, untrusted } from "../elements.js";
 import * as format from "../format.js";
 import { html, nothing } from "../html.js";
 
+/** @type {Record<string, (policy: string, id: string) => string>} */
 const OF_KIND = { rollout: rolloutHash, group: groupHash, batch: batchHash };
 
+/**
+ * @param {Schemas["LifeStep"]} step
+ * @param {Pick<Context, "now">} context
+ */
 function sentence({ at, text, rule }, context) {
     return html`<li>${at === null ? nothing : html`<span class="quiet">${time(at, context)}</span> `}
         <span class="untrusted">${format.visible(text)}</span>
         ${rule ? html`<br><code class="untrusted">${format.visible(rule)}</code>` : nothing}</li>`;
 }
 
-/** Links to the screens of what was asked for, and of what else has the id. */
+/**
+ * Links to the screens of what was asked for, and of what else has the id.
+ * @param {Schemas["IdWhy"]} answer
+ */
 function screens({ kind, id, policy, also }) {
     const own = OF_KIND[kind];
     return html`<p class="row" data-rows>
@@ -24,6 +32,10 @@ function screens({ kind, id, policy, also }) {
                 ${other.kind}</a> of ${untrusted(other.policy)}</span>`)}</p>`;
 }
 
+/**
+ * @param {Schemas["IdWhy"]} answer
+ * @param {Pick<Context, "now">} context
+ */
 function found(answer, context) {
     const { kind, state, headline, causes } = answer;
     return html`<section class="panel why" id="why" tabindex="-1" data-rows>
@@ -34,14 +46,17 @@ function found(answer, context) {
     </section>`;
 }
 
+/** @type {View<{ answer: Schemas["IdWhy"]|null }, {}, Params>} */
 export const view = {
     title: ({ params }) => `why ${params.id ?? ""}`,
-    load: async ({ get, params: { id, policy } }) => (id ? get("./why", { id, policy }) : {}),
+    load: async ({ get, params: { id, policy } }) => ({
+        answer: id ? await get("./why", { id, policy }) : null,
+    }),
     render(context) {
         const { data, params } = context;
-        if (!params.id) {
+        if (data.answer === null) {
             return html`<h1>Why?</h1><p>Ask with the id of a rollout, a group or a batch, in the field above.</p>`;
         }
-        return html`<h1>why <span class="mono">${untrusted(params.id)}</span></h1>${found(data, context)}`;
+        return html`<h1>why <span class="mono">${untrusted(params.id)}</span></h1>${found(data.answer, context)}`;
     },
 };

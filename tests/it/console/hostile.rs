@@ -115,7 +115,7 @@ async fn a_message_of_ten_megabytes_and_a_million_tokens_are_looked_at_in_parts(
     let drawn = "(() => { const canvas = document.querySelector('forebay-map canvas'); \
          const { data } = canvas.getContext('2d').getImageData(0, canvas.height / 2, canvas.width, 1); \
          return new Set([...Array(canvas.width).keys()].map((at) => data.slice(4 * at, 4 * at + 3).join())).size; })()";
-    page.wait_for("document.querySelector('forebay-map').from === 995904").await;
+    page.wait_for("document.querySelector('forebay-map').ariaValueNow === '995904'").await;
     assert!(page.eval(drawn).await.as_i64() > Some(1), "the map has trained and masked parts");
     // The long message comes alone, and its beginning is shown.
     page.click("text=Show it").await;

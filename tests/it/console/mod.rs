@@ -10,13 +10,11 @@ mod finding;
 mod front;
 mod hostile;
 mod login;
-mod modules;
 mod nights;
 mod page;
 mod pictures;
 mod reading;
 mod serving;
-mod tokens;
 mod viewing;
 mod walks;
 

@@ -34,7 +34,7 @@ macro_rules! file {
     };
 }
 
-/// Every file of the folder `console/`: path, media type and bytes.
+/// Every file of the folder `console/` that browsers load: path, media type and bytes.
 const FILES: &[(&str, &str, &[u8])] = &[
     file!("index.html", HTML),
     file!("style.css", STYLE),
@@ -53,7 +53,9 @@ const FILES: &[(&str, &str, &[u8])] = &[
     file!("group/beside.js", SCRIPT),
     file!("group/columns.js", SCRIPT),
     file!("group/decision.js", SCRIPT),
+    file!("group/judged.js", SCRIPT),
     file!("group/message.js", SCRIPT),
+    file!("group/order.js", SCRIPT),
     file!("group/siblings.js", SCRIPT),
     file!("html.js", SCRIPT),
     file!("keys.js", SCRIPT),
@@ -74,16 +76,19 @@ const FILES: &[(&str, &str, &[u8])] = &[
     file!("shell.js", SCRIPT),
     file!("step/band.js", SCRIPT),
     file!("step/read.js", SCRIPT),
+    file!("step/stretches.js", SCRIPT),
     file!("tokens/describe.js", SCRIPT),
     file!("tokens/map.js", SCRIPT),
     file!("tokens/moves.js", SCRIPT),
     file!("tokens/scale.js", SCRIPT),
+    file!("tokens/strip.js", SCRIPT),
     file!("tokens/tokenizers.js", SCRIPT),
     file!("tokens/vocabulary.js", SCRIPT),
     file!("tokens/window.js", SCRIPT),
     file!("try/draft.js", SCRIPT),
     file!("try/names.js", SCRIPT),
     file!("try/outcome.js", SCRIPT),
+    file!("try/rows.js", SCRIPT),
     file!("views/batch.js", SCRIPT),
     file!("views/batches.js", SCRIPT),
     file!("views/group.js", SCRIPT),

@@ -44,7 +44,11 @@ pub(crate) async fn install(client: &Client) -> anyhow::Result<Installed> {
             }
             command
         }
-        Needs::Node => Command::new(scripts.join("node-env")),
+        Needs::Node => {
+            let mut command = Command::new(scripts.join("node-env"));
+            command.arg("clients");
+            command
+        }
     };
     let made = command.stderr(Stdio::inherit()).output().await.context("cannot start the script")?;
     if !made.status.success() {
