@@ -55,7 +55,7 @@ console-bytes: ## Print the bytes of the files that browsers load for the live p
 	done
 
 console-pictures: ## Write the pictures of the live page in docs/console/
-	FOREBAY_PICTURES=docs/console $(CARGO) test --test it -- console::pictures
+	FOREBAY_TORTURE=1 FOREBAY_PICTURES=docs/console $(CARGO) test --test it -- console::pictures
 
 wheel: ## Build the wheels of the Python package, with the program and without, and try both in fresh environments
 	./scripts/wheel

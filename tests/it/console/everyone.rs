@@ -5,7 +5,7 @@ use forebay_wire::Role;
 use serde_json::json;
 
 use super::{open, origin};
-use crate::support::{Backend, TestApp, group, on_both_stores, rollout, with};
+use crate::support::{Backend, TestApp, group, on_both_stores, rollout, torture, with};
 
 /// Checks a screen.
 pub(super) async fn check(app: &TestApp, hash: &str, is_ready: &str) {
@@ -33,6 +33,9 @@ async fn check_after(app: &TestApp, hash: &str, is_ready: &str, (actions, is_don
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_login_the_first_screen_and_a_policy_are_for_everyone() {
+    if !torture::is_long() {
+        return;
+    }
     let app = TestApp::start(Backend::Sqlite).await;
     app.accept(rollout("a", 1.0)).await;
     check(&app, "", "document.querySelector('[data-row]') !== null").await;
@@ -46,6 +49,9 @@ async fn the_login_the_first_screen_and_a_policy_are_for_everyone() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lists_and_what_they_lead_to_are_for_everyone() {
+    if !torture::is_long() {
+        return;
+    }
     let app = TestApp::start(Backend::Sqlite).await;
     let filter = json!([
         {"name": "too-long", "scope": "rollout", "when": "status == \"truncated\"", "action": "mask"},
@@ -74,6 +80,9 @@ async fn lists_and_what_they_lead_to_are_for_everyone() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn steps_are_for_everyone() {
+    if !torture::is_long() {
+        return;
+    }
     let app = TestApp::start(Backend::Sqlite).await;
     app.rules("default", json!({"group": {"size": 2}, "batch": {"groups": 1}})).await;
     check(&app, "#/policies/default/steps", "document.querySelector('main section p') !== null").await;
@@ -101,6 +110,9 @@ async fn steps_are_for_everyone() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn trying_a_filter_is_for_everyone() {
+    if !torture::is_long() {
+        return;
+    }
     let app = TestApp::start(Backend::Sqlite).await;
     let filter = json!([
         {"name": "too-long", "scope": "rollout", "when": "status == \"truncated\"", "action": "mask"},
@@ -140,6 +152,8 @@ async fn trying_a_filter_is_for_everyone() {
 }
 
 on_both_stores! {
+    if crate::support::torture::is_long;
+
     async fn a_reader_with_a_keyboard_goes_everywhere(app: TestApp) {
         app.rules("math.solver", json!({"group": {"size": 1}})).await;
         let page = open(app, "").await;

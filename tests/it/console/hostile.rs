@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{Page, open, origin};
-use crate::support::{Backend, TestApp, rollout, with};
+use crate::support::{Backend, TestApp, rollout, torture, with};
 
 /// All nodes of a document: a browser with more of them is slow.
 const NODES_MAX: i64 = 20_000;
@@ -47,6 +47,9 @@ async fn open_all(page: &Page) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn text_of_rollouts_stays_text() {
+    if !torture::is_long() {
+        return;
+    }
     let app = TestApp::start(Backend::Sqlite).await;
     let id = format!("javascript:alert(0)//{ALERT}");
     let messages = json!([
@@ -91,6 +94,9 @@ async fn text_of_rollouts_stays_text() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_message_of_ten_megabytes_and_a_million_tokens_are_looked_at_in_parts() {
+    if !torture::is_long() {
+        return;
+    }
     let app = TestApp::start(Backend::Sqlite).await;
     let tokens = 1_000_000;
     let long: String = std::iter::repeat_n("0123456789", 1_000_000).collect();
@@ -131,6 +137,9 @@ async fn a_message_of_ten_megabytes_and_a_million_tokens_are_looked_at_in_parts(
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn json_that_attacks_scripts_is_shown_or_refused() {
+    if !torture::is_long() {
+        return;
+    }
     let app = TestApp::start(Backend::Sqlite).await;
     let post = async |messages: &str| {
         let body = format!(

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::{Page, browser::Browser, open, origin, pictures::picture};
 use crate::{
     faults::{Call, ENOSPC, Fault, Faults, On, database},
-    support::{Backend, TestApp, eventually, group, rollout, with},
+    support::{Backend, TestApp, eventually, group, rollout, torture, with},
 };
 
 const POLICY: &str = "math.solver";
@@ -71,6 +71,9 @@ async fn looks(app: &TestApp, name: &str, state: &str, [begin, end]: [&str; 2]) 
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_filter_starves_the_trainer() {
+    if !torture::is_long() {
+        return;
+    }
     let app = healthy(json!({}), &[1.0, 0.0, 1.0, 0.0]).await;
     for minute in 0..16 {
         for name in 0..4 {
@@ -87,6 +90,9 @@ async fn a_filter_starves_the_trainer() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn agents_are_gone() {
+    if !torture::is_long() {
+        return;
+    }
     let app = healthy(json!({}), &[1.0, 0.0, 1.0, 0.0]).await;
     app.accept(members("last", &[1.0, 0.0, 1.0, 0.0], 0)).await;
     asks(&app, 600).await;
@@ -97,6 +103,9 @@ async fn agents_are_gone() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_trainer_is_gone() {
+    if !torture::is_long() {
+        return;
+    }
     let app = healthy(json!({}), &[1.0, 0.0, 1.0, 0.0]).await;
     for minute in 0..42 {
         app.accept(members(&format!("aime-{minute}"), &[1.0, 0.0, 1.0, 0.0], 0)).await;
@@ -109,6 +118,9 @@ async fn the_trainer_is_gone() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_trainer_is_stuck() {
+    if !torture::is_long() {
+        return;
+    }
     let app = healthy(json!({}), &[1.0, 0.0, 1.0, 0.0]).await;
     for name in 0..8 {
         app.accept(members(&format!("aime-{name}"), &[1.0, 0.0, 1.0, 0.0], 0)).await;
@@ -124,6 +136,9 @@ async fn the_trainer_is_stuck() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_backlog_is_full() {
+    if !torture::is_long() {
+        return;
+    }
     let app = healthy(json!({"backlog": {"max_ready_rollouts": 64}}), &[1.0, 0.0, 1.0, 0.0]).await;
     for name in 0..16 {
         app.accept(members(&format!("aime-{name}"), &[1.0, 0.0, 1.0, 0.0], 0)).await;
@@ -137,6 +152,9 @@ async fn the_backlog_is_full() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn groups_go_stale() {
+    if !torture::is_long() {
+        return;
+    }
     let app = healthy(json!({"staleness": {"max": 1}}), &[1.0, 0.0, 1.0, 0.0]).await;
     for version in 1..=16_i64 {
         let publish = json!({"version": version, "step": 12});
@@ -152,6 +170,9 @@ async fn groups_go_stale() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rewards_are_flat() {
+    if !torture::is_long() {
+        return;
+    }
     let app = healthy(json!({"filter": []}), &[0.0; 4]).await;
     let sentence = ["100% of trained groups have equal rewards: 48 of 48", "steps, which train nothing"];
     looks(&app, "flat", "flat", sentence).await;
@@ -160,6 +181,9 @@ async fn rewards_are_flat() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_store_is_full() {
+    if !torture::is_long() {
+        return;
+    }
     let folder = tempfile::tempdir().expect("a temporary folder can be made");
     let faults = Faults::new(folder.path());
     let service = faults.start(&database(folder.path())).await.expect("it serves before it ends");

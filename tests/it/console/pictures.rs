@@ -5,7 +5,7 @@ use std::path::Path;
 use serde_json::json;
 
 use super::{Page, open, origin};
-use crate::support::{Backend, TestApp, group, with};
+use crate::support::{Backend, TestApp, group, torture, with};
 
 /// The most bytes of a picture: documents must load on slow networks.
 const PICTURE_BYTES_MAX: usize = 150 << 10;
@@ -24,6 +24,9 @@ pub(super) async fn picture(page: &Page, name: &str) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pictures_of_the_first_two_screens_are_small() {
+    if !torture::is_long() {
+        return;
+    }
     let app = TestApp::start(Backend::Sqlite).await;
     let rules = json!({"group": {"size": 4}, "batch": {"groups": 4}, "staleness": {"max": 4}});
     app.rules("math.solver", rules).await;

@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 
 use super::{Page, open, origin};
-use crate::support::{Backend, TestApp, group, member, on_both_stores, text, with};
+use crate::support::{Backend, TestApp, group, member, on_both_stores, text, torture, with};
 
 /// Rules with a filter of each kind, under which groups of four become batches of one.
 fn rules() -> Value {
@@ -27,7 +27,7 @@ fn messages(answer: &str) -> Value {
 }
 
 /// A group with a flat one beside it; the first has been trained by step 7.
-async fn trained(app: &TestApp) -> Value {
+pub(super) async fn trained(app: &TestApp) -> Value {
     app.rules("default", rules()).await;
     app.accept(group("flat", &[0.0, 0.0, 0.0, 0.0])).await;
     for (index, reward) in [1.0, 0.0, 0.5, 0.25].into_iter().enumerate() {
@@ -58,6 +58,8 @@ fn shown(value: &Value) -> String {
 }
 
 on_both_stores! {
+    if crate::support::torture::is_long;
+
     async fn a_reader_clicks_from_all_policies_to_one_rollout(app: TestApp) {
         trained(app).await;
         let page = open(app, "").await;
@@ -256,6 +258,9 @@ const HOSTILE: &str = "<script>alert(1)</script><img src=x onerror=alert(2)>\u{2
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hostile_and_endless_texts_neither_run_nor_blow_up_a_group() {
+    if !torture::is_long() {
+        return;
+    }
     let app = TestApp::start(Backend::Sqlite).await;
     app.rules("default", json!({"group": {"size": 3}, "filter": []})).await;
     let id = format!("{HOSTILE}/?#&")[..40].to_owned().replace('\u{1b}', "");
@@ -291,6 +296,9 @@ async fn hostile_and_endless_texts_neither_run_nor_blow_up_a_group() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn columns_of_siblings_scroll_together_until_the_reader_separates_them() {
+    if !torture::is_long() {
+        return;
+    }
     let app = TestApp::start(Backend::Sqlite).await;
     app.rules("default", json!({"group": {"size": 3}, "filter": []})).await;
     for index in 0..3 {

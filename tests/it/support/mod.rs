@@ -53,15 +53,20 @@ pub(crate) enum Backend {
     Postgres,
 }
 
-/// Runs each test on both stores, and checks the tallies against the rows when it ends.
+/// Runs each test on both stores, and checks the tallies against the rows when it ends. `if IS_WANTED;` before the tests
+/// makes them tests of the long runs: `on_both_stores! { if crate::support::torture::is_long; async fn ... }`.
 macro_rules! on_both_stores {
-    ($( $(#[$meta:meta])* async fn $name:ident($app:ident: TestApp) $body:block )*) => {
+    (if $is_wanted:path; $($tests:tt)*) => { $crate::support::on_both_stores! { @ $is_wanted; $($tests)* } };
+    (@ $is_wanted:path; $( $(#[$meta:meta])* async fn $name:ident($app:ident: TestApp) $body:block )*) => {
         $( $(#[$meta])* async fn $name($app: &mut $crate::support::TestApp) $body )*
 
         mod sqlite {
             $(
                 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
                 async fn $name() {
+                    if !$is_wanted() {
+                        return;
+                    }
                     let mut app = $crate::support::TestApp::start($crate::support::Backend::Sqlite).await;
                     super::$name(&mut app).await;
                     app.finish().await;
@@ -73,6 +78,9 @@ macro_rules! on_both_stores {
             $(
                 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
                 async fn $name() {
+                    if !$is_wanted() {
+                        return;
+                    }
                     let mut app = $crate::support::TestApp::start($crate::support::Backend::Postgres).await;
                     super::$name(&mut app).await;
                     app.finish().await;
@@ -80,6 +88,7 @@ macro_rules! on_both_stores {
             )*
         }
     };
+    ($($tests:tt)*) => { $crate::support::on_both_stores! { @ $crate::support::torture::is_any; $($tests)* } };
 }
 pub(crate) use on_both_stores;
 

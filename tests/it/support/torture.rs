@@ -10,6 +10,16 @@ pub(crate) fn size(short: usize, long: usize) -> usize {
     if std::env::var_os("FOREBAY_TORTURE").is_some() { long } else { short }
 }
 
+/// Whether the long versions run, for tests that have no short one.
+pub(crate) fn is_long() -> bool {
+    size(0, 1) == 1
+}
+
+/// For tests that run in every version.
+pub(crate) fn is_any() -> bool {
+    true
+}
+
 /// The seed of random numbers.
 pub(crate) fn seed() -> u64 {
     std::env::var("FOREBAY_SEED").ok().and_then(|seed| seed.parse().ok()).unwrap_or(7)
