@@ -24,7 +24,7 @@ fn screens(batch: &str) -> [(&'static str, String, &'static str); 13] {
         ("steps", of_policy("/steps"), "td [data-row]"),
         ("step", of_policy("/steps?id=7"), "#worst-title"),
         ("try", of_policy("/try"), "fieldset"),
-        ("why", "#/why".to_owned(), "main p"),
+        ("why", "#/why".to_owned(), "h1"),
         ("why", "#/why?id=puzzle-0&policy=default".to_owned(), "section.why"),
     ]
 }
