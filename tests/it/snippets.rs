@@ -73,12 +73,12 @@ impl Block {
     }
 }
 
-fn repository() -> &'static Path {
+pub(crate) fn repository() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
 /// Every document: of the repository's root, of `docs`, and of the other crates.
-fn documents() -> Vec<String> {
+pub(crate) fn documents() -> Vec<String> {
     let folders = ["", "docs", "crates/client", "trainer", "fuzz", "configs", "scripts"];
     let mut documents: Vec<String> = folders
         .iter()
@@ -303,27 +303,6 @@ fn every_block_names_a_language_that_can_be_run_and_every_exception_is_needed() 
     for entry in NOT_RUN {
         assert!(all.iter().any(|block| block.is_not_run(entry)), "no block begins with {entry:?}");
     }
-}
-
-/// Documents name functions as `crates/api/src/http/guard.rs::guard` or `crates/store/src/ops/claim.rs::Claim::run`.
-#[test]
-fn functions_that_documents_name_exist_in_the_named_file() {
-    let pattern = regex::Regex::new(r"`([\w/-]+\.rs)((?:::\w+)+)`").expect("the pattern is valid");
-    let mut count = 0;
-    for document in documents() {
-        let text = fs::read_to_string(repository().join(&document)).expect("the document can be read");
-        for place in pattern.captures_iter(&text) {
-            let source = fs::read_to_string(repository().join(&place[1]));
-            let source = source.unwrap_or_else(|error| panic!("{document} names {}: {error}", &place[0]));
-            let mut names = place[2].rsplit("::");
-            let function = names.next().expect("a place ends with a name");
-            let is_there = source.contains(&format!("fn {function}(")) || source.contains(&format!("fn {function}<"));
-            let owners_are_there = names.filter(|name| !name.is_empty()).all(|owner| source.contains(owner));
-            assert!(is_there && owners_are_there, "{document} names {}, which is not there", &place[0]);
-            count += 1;
-        }
-    }
-    assert!(count > 20, "only {count} functions are named");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
