@@ -16,7 +16,7 @@ use anyhow::{Context as _, anyhow};
 use bytes::Bytes;
 use forebay_api::parsers;
 use forebay_domain::{
-    formats::payload::{Codec, Payload},
+    formats::payload::Payload,
     ingest::NewRollout,
     surrogates::LoneSurrogates,
     trajectory::{Trajectory, TrajectoryLimits},
@@ -118,7 +118,7 @@ fn from_arrow(body: &Bytes) -> anyhow::Result<Vec<wire::Trajectory>> {
 fn pack(sent: Vec<wire::Trajectory>) -> anyhow::Result<Vec<NewRollout>> {
     let pack = |sent| {
         let parsed = Trajectory::parse(sent, &LIMITS).map_err(|found| anyhow!("{found:?}"))?;
-        Ok(NewRollout::pack(parsed, Codec::Columns))
+        Ok(NewRollout::pack(parsed))
     };
     sent.into_iter().map(pack).collect()
 }

@@ -7,7 +7,6 @@ use std::{alloc::System, fmt::Write as _, io::Cursor};
 
 use forebay_api::parsers as api;
 use forebay_domain::{
-    formats::payload::Codec,
     ingest::NewRollout,
     surrogates::LoneSurrogates,
     trajectory::{Trajectory, TrajectoryLimits},
@@ -234,7 +233,7 @@ fn filled((_, place, copy): Shape, bytes: usize) -> Vec<u8> {
 /// What is done with rollouts before they are stored. Returns how many are accepted.
 fn packed(sent: impl IntoIterator<Item = wire::Trajectory>) -> usize {
     let parse = |sent| Trajectory::parse(sent, &LIMITS).ok();
-    let packed = sent.into_iter().filter_map(parse).map(|parsed| NewRollout::pack(parsed, Codec::Zstd));
+    let packed = sent.into_iter().filter_map(parse).map(NewRollout::pack);
     packed.collect::<Vec<_>>().len()
 }
 

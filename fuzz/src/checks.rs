@@ -17,11 +17,8 @@ use forebay_api::{
 };
 use forebay_domain::{
     assemble::{After, Assembly, Call, CallSet},
-    formats::{
-        canonical::ContentDigest,
-        payload::{Codec, Payload},
-    },
-    ids::{GroupId, KeyForm, POLICY_NAME_BYTES_MAX, PolicyName, RolloutId},
+    formats::{canonical::ContentDigest, payload::Payload},
+    ids::{GroupId, POLICY_NAME_BYTES_MAX, PolicyName, RolloutId},
     ingest::NewRollout,
     rules::{Rules, filter::Filters},
     surrogates::LoneSurrogates,
@@ -59,8 +56,6 @@ const BODY_LIMITS: BodyLimits = BodyLimits {
 /// slow it down.
 const FILTER_TIME_MAX: Duration = Duration::from_secs(10);
 
-const CODECS: [Codec; 2] = [Codec::Zstd, Codec::Columns];
-
 /// An accepted trajectory can be packed, and unpacking returns what was sent.
 pub fn trajectory(bytes: &[u8]) {
     let Ok(sent) = serde_json::from_slice::<wire::Trajectory>(bytes) else { return };
@@ -71,9 +66,7 @@ pub fn trajectory(bytes: &[u8]) {
             return;
         }
     };
-    for codec in CODECS {
-        comes_back(&Payload::pack(&parsed, codec), &sent);
-    }
+    comes_back(&Payload::pack(&parsed), &sent);
     // The service accepts its own JSON of the trajectory and reads the same content from it.
     if sent.rollout_id.is_some() {
         let written = serde_json::to_vec(&sent).expect("a trajectory is JSON");
@@ -84,7 +77,7 @@ pub fn trajectory(bytes: &[u8]) {
 }
 
 fn content(trajectory: Trajectory) -> ContentDigest {
-    NewRollout::pack(trajectory, Codec::Columns).content
+    NewRollout::pack(trajectory).content
 }
 
 fn comes_back(payload: &Payload, sent: &wire::Trajectory) {
@@ -410,9 +403,7 @@ pub fn calls(bytes: &[u8]) {
 
 /// A payload that was never packed is reported as damaged and causes no panic.
 pub fn unpack(bytes: &[u8]) {
-    for codec in CODECS {
-        let _ = Payload::claimed(codec, bytes.to_vec()).unpack();
-    }
+    let _ = Payload::claimed(bytes.to_vec()).unpack();
 }
 
 /// An expression is compiled and evaluated on trial, or refused, within its time.
@@ -476,9 +467,7 @@ pub fn ids(bytes: &[u8]) {
     if let Ok(id) = RolloutId::parse(text) {
         assert_eq!(id.as_str(), text);
         assert!(!text.chars().any(char::is_control));
-        for form in [KeyForm::Hashed, KeyForm::Ordered] {
-            assert_eq!(id.key(form), GroupId::from(&id).key(form));
-        }
+        assert_eq!(id.key(), GroupId::from(&id).key());
     }
 }
 

@@ -60,16 +60,6 @@ on_both_stores! {
             assert_eq!(train(app, step).await, [group]);
         }
     }
-
-    async fn a_group_in_front_of_where_claims_begin_is_found_within_ten_minutes(app: TestApp) {
-        app.rules("default", json!({"batch": {"groups": 1}})).await;
-        post(app, ["a", "b"]).await;
-        assert_eq!(train(app, 1).await, ["a"]);
-        // A replica of an earlier version would leave such a place when it puts a group back.
-        app.tamper("UPDATE policy SET ready_from = 1000000, ready_next = 1000000").await;
-        app.pass_s(601.0).await;
-        assert_eq!(train(app, 2).await, ["b"]);
-    }
 }
 
 /// A database on a server of its own, on which no other test has sessions.

@@ -325,7 +325,7 @@ impl Call {
         };
         let write = || serde_json::to_string(&stored).expect("an answer is text and numbers");
         new.response = work::run(bytes, write).await;
-        new.request = Some(request);
+        new.request = request;
         let (call, message) = (Arc::clone(self), completion.message.clone());
         let (policy_name, prompt, ids) = (new.policy.clone(), new.prompt.clone(), new.ids.clone());
         let recording = async move {

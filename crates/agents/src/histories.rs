@@ -98,9 +98,8 @@ impl SessionHistory {
 
     fn add_stored(&mut self, text: &RecordedText, holds: Holds) {
         self.longest_path = self.longest_path.max(text.prompt.len() + text.ids.len());
-        let record = text.request.as_deref().map(Record::from_json);
-        match (record, answer(&text.response)) {
-            (Some(Ok(record)), Ok(Answer { id, message })) => {
+        match (Record::from_json(&text.request), answer(&text.response)) {
+            (Ok(record), Ok(Answer { id, message })) => {
                 let call = Recorded {
                     seq: text.seq,
                     policy: &text.policy,
@@ -112,9 +111,7 @@ impl SessionHistory {
                 };
                 self.add(&call, holds);
             }
-            // No request continues a call that an earlier version of the service recorded.
-            (None, _) => self.known.learn(text.seq),
-            (Some(Err(error)), _) | (_, Err(error)) => {
+            (Err(error), _) | (_, Err(error)) => {
                 tracing::error!(error = %error, call.seq = text.seq, "the stored request of a call cannot be read");
                 self.known.learn(text.seq);
             }

@@ -80,7 +80,7 @@ impl Reader<'_> {
     async fn text(&mut self, seq: u32) -> Result<CallText, DialectError> {
         let text = self.agents.buffer().recorded_text(self.permit, seq, &mut self.page).await.map_err(refusal::of)?;
         let text = text.ok_or(DialectError::Internal)?;
-        let bytes = text.response.len() + text.request.as_ref().map_or(0, String::len);
+        let bytes = text.response.len() + text.request.len();
         body::pay_more(self.agents, self.permit.session_id(), self.shares, bytes).await?;
         Ok(text)
     }
@@ -93,7 +93,6 @@ impl Reader<'_> {
         let mut instructions = None;
         while let Some(seq) = next {
             let CallText { request, response } = self.text(seq).await?;
-            let request = request.ok_or(DialectError::Internal)?;
             let length = request.len() + response.len();
             let read = || {
                 let answer = stored(&response)?;
@@ -114,7 +113,7 @@ impl Reader<'_> {
                 Some(messages)
             })
         };
-        // Calls in other dialects, and those of earlier versions of the service, have no ids of tool calls.
+        // Calls in other dialects have no ids of tool calls.
         let mut messages = work::run(bytes, restore).await.ok_or_else(|| not_found(named))?;
         without_instructions(&mut messages, instructions.unwrap_or_default());
         Ok((messages, bytes))

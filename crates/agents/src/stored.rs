@@ -14,8 +14,7 @@ pub(crate) struct StoredAnswer<'a> {
     pub(crate) id: Cow<'a, str>,
     pub(crate) created_s: u64,
     pub(crate) completion: Cow<'a, Completion>,
-    /// The model as the agent named it. Answers of earlier versions do not have it.
-    #[serde(default)]
+    /// The model as the agent named it.
     pub(crate) model: Cow<'a, str>,
     /// What the client calls the tools in it.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]

@@ -75,9 +75,9 @@ pub struct Group {
     pub trained_versions: Option<TrainedVersions>,
     /// The mean of its rewards.
     pub reward_mean: Option<f64>,
-    /// The lowest of its rewards; none in rows of earlier versions.
+    /// The lowest of its rewards.
     pub reward_min: Option<f64>,
-    /// The highest of its rewards; none in rows of earlier versions.
+    /// The highest of its rewards.
     pub reward_max: Option<f64>,
     /// The arrival of its first rollout.
     pub opened_at: Timestamp,

@@ -56,8 +56,8 @@ macro_rules! text_id {
 
             /// Key of the id for indexes.
             #[must_use]
-            pub fn key(&self, form: KeyForm) -> IdKey {
-                form.key(&self.0)
+            pub fn key(&self) -> IdKey {
+                IdKey::of(&self.0)
             }
         }
 
@@ -188,37 +188,14 @@ impl fmt::Display for PolicyName {
 /// Bytes of an id's BLAKE3 hash in its key.
 const HASH_BYTES: usize = 16;
 
-/// Bytes of the beginning and of the end of a long id that its ordered key contains.
+/// Bytes of the beginning and of the end of a long id that its key contains.
 const SHOWN_BYTES: (usize, usize) = (40, 24);
 
-/// How indexes write ids. The form of a database never changes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum KeyForm {
-    /// As a hash.
-    Hashed,
-    /// A short id as it is. A long id as its beginning, a hash of everything but its end, and its end. Similar ids are
-    /// close together: the rollouts of a group change one page of the index, where hashes would change one page each.
-    Ordered,
-}
-
-impl KeyForm {
-    /// The key of an id.
-    #[must_use]
-    pub fn key(self, id: &str) -> IdKey {
-        let id = id.as_bytes();
-        let hash = |text: &[u8]| blake3::hash(text).as_bytes()[..HASH_BYTES].to_vec();
-        match self {
-            Self::Hashed => IdKey::of(&[&hash(id)]),
-            Self::Ordered if id.len() < IdKey::BYTES_MAX => IdKey::of(&[id]),
-            Self::Ordered => {
-                let (before, end) = id.split_at(id.len() - SHOWN_BYTES.1);
-                IdKey::of(&[&before[..SHOWN_BYTES.0], &hash(before), end])
-            }
-        }
-    }
-}
-
 /// The key of an id in an index: at most 80 bytes, where an id may have 256.
+///
+/// A short id is its own key. The key of a long id is its beginning, a hash of everything but its end, and its end. So
+/// similar ids are close together: the rollouts of a group change one page of the index, however large the index is.
+/// With hashes they would change one page each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct IdKey {
     bytes: [u8; Self::BYTES_MAX],
@@ -228,8 +205,20 @@ pub struct IdKey {
 impl IdKey {
     const BYTES_MAX: usize = SHOWN_BYTES.0 + HASH_BYTES + SHOWN_BYTES.1;
 
+    /// The key of an id.
+    #[must_use]
+    pub fn of(id: &str) -> Self {
+        let id = id.as_bytes();
+        if id.len() < Self::BYTES_MAX {
+            return Self::joined(&[id]);
+        }
+        let (before, end) = id.split_at(id.len() - SHOWN_BYTES.1);
+        let hash = blake3::hash(before);
+        Self::joined(&[&before[..SHOWN_BYTES.0], &hash.as_bytes()[..HASH_BYTES], end])
+    }
+
     /// Concatenates parts, which fit together.
-    fn of(parts: &[&[u8]]) -> Self {
+    fn joined(parts: &[&[u8]]) -> Self {
         let (mut bytes, mut length) = ([0; Self::BYTES_MAX], 0);
         for part in parts {
             bytes[length..length + part.len()].copy_from_slice(part);
@@ -431,19 +420,17 @@ mod tests {
     }
 
     #[test]
-    fn keys_tell_ids_apart_and_ordered_ones_keep_siblings_together() {
+    fn keys_tell_ids_apart_and_keep_siblings_together() {
         let ids = |head: &str| -> Vec<String> { (0..20).map(|index| format!("{head}-{index}")).collect() };
         // Lengths around the limit up to which a key is the id itself, and the maximum length.
         let long = |length: usize| "x".repeat(length - 3);
         let heads = ["task1".to_owned(), "task10".to_owned(), "T".to_owned(), long(79), long(80), long(81), long(256)];
         assert!(heads[4].len() < 80 && heads[5].len() + 2 == 80, "siblings on both sides of the longest that is a key");
         let all: Vec<Vec<String>> = heads.iter().map(|head| ids(head)).collect();
-        for form in [KeyForm::Hashed, KeyForm::Ordered] {
-            let keys: std::collections::BTreeSet<IdKey> = all.concat().iter().map(|id| form.key(id)).collect();
-            assert_eq!(keys.len(), 7 * 20, "{form:?}");
-        }
+        let keys: std::collections::BTreeSet<IdKey> = all.concat().iter().map(|id| IdKey::of(id)).collect();
+        assert_eq!(keys.len(), 7 * 20);
         let mut sorted = all.concat();
-        sorted.sort_by_key(|id| KeyForm::Ordered.key(id).as_bytes().to_vec());
+        sorted.sort_by_key(|id| IdKey::of(id).as_bytes().to_vec());
         let places = |group: &Vec<String>| -> Vec<usize> {
             group.iter().filter_map(|id| sorted.iter().position(|other| other == id)).collect()
         };
@@ -454,7 +441,7 @@ mod tests {
             let (first, last) = (places.iter().min(), places.iter().max());
             assert_eq!(first.zip(last).map(|(first, last)| last - first + 1), Some(siblings.len()), "{siblings:?}");
         }
-        assert_eq!(KeyForm::Ordered.key("task1-0").to_hex(), "7461736b312d30");
+        assert_eq!(IdKey::of("task1-0").to_hex(), "7461736b312d30");
     }
 
     #[test]

@@ -14,10 +14,7 @@ use crate::{
     admission::Gates,
     clock::Timestamp,
     evaluation::LatestEvaluation,
-    formats::{
-        canonical::ContentDigest,
-        payload::{Codec, Payload},
-    },
+    formats::{canonical::ContentDigest, payload::Payload},
     ids::{AdmissionId, ExecutionId, GroupId, PolicyName, RolloutId},
     refusal::Refusal,
     session::EndSession,
@@ -80,8 +77,8 @@ pub struct Ingested {
     pub rollout_id: RolloutId,
     /// Its group.
     pub group_id: GroupId,
-    /// The execution that it belongs to; none if an earlier version stored it.
-    pub execution_id: Option<ExecutionId>,
+    /// The execution that it belongs to.
+    pub execution_id: ExecutionId,
     /// The verdict, from this post or from the first post of the rollout.
     pub decision: RolloutDecision,
     /// Warnings for its producer.
@@ -108,7 +105,7 @@ impl Ingested {
             policy: self.policy.to_string(),
             rollout_id: self.rollout_id.to_string(),
             group_id: self.group_id.to_string(),
-            execution_id: self.execution_id.as_ref().map(ToString::to_string),
+            execution_id: self.execution_id.to_string(),
             verdict: self.decision.verdict.into(),
             warnings: self.warnings.iter().map(ToString::to_string).collect(),
             reason: self.decision.reason.clone(),
@@ -177,8 +174,8 @@ pub struct Marks {
 impl NewRollout {
     /// Packs a trajectory. This takes milliseconds for long ones, so async workers must not call it.
     #[must_use]
-    pub fn pack(trajectory: Trajectory, codec: Codec) -> Self {
-        let payload = Payload::pack(&trajectory, codec);
+    pub fn pack(trajectory: Trajectory) -> Self {
+        let payload = Payload::pack(&trajectory);
         Self {
             policy: trajectory.policy,
             rollout_id: trajectory.rollout_id,
@@ -190,7 +187,7 @@ impl NewRollout {
             only_open: false,
             evaluation: LatestEvaluation::default(),
             form: Form { facts: trajectory.facts, payload, assembly: trajectory.assembly },
-            others: trajectory.others.into_iter().map(|(rule, other)| (rule, Self::pack(other, codec).form)).collect(),
+            others: trajectory.others.into_iter().map(|(rule, other)| (rule, Self::pack(other).form)).collect(),
         }
     }
 

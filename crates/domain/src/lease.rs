@@ -194,10 +194,10 @@ pub struct Batch {
     pub live_bytes: i64,
     /// The time when it was cut.
     pub created_at: Timestamp,
-    /// The time when its last lease began; none if an earlier version granted it.
-    pub granted_at: Option<Timestamp>,
-    /// How long the consumer of its last lease had asked for a batch; none if an earlier version granted it.
-    pub waited_us: Option<i64>,
+    /// The time when its last lease began.
+    pub granted_at: Timestamp,
+    /// How long the consumer of its last lease had asked for a batch.
+    pub waited_us: i64,
     /// The time when it was acked.
     pub acked_at: Option<Timestamp>,
 }
@@ -206,7 +206,7 @@ impl Batch {
     /// How long its last lease lasted until `now`.
     #[must_use]
     pub fn held_us(&self, now: Timestamp) -> i64 {
-        now.micros_since(self.granted_at.unwrap_or(self.created_at)).max(0)
+        now.micros_since(self.granted_at).max(0)
     }
 }
 

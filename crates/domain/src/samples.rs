@@ -39,8 +39,8 @@ pub struct SealedRow {
     pub unpacked_bytes: u64,
     /// Trained tokens by version as sent, if they are recorded.
     pub trained_spans: Option<Vec<TrainedSpan>>,
-    /// Checksum of the row; none in rows of versions that stored no seals.
-    pub seal: Option<[u8; SEAL_BYTES]>,
+    /// Checksum of the row.
+    pub seal: [u8; SEAL_BYTES],
 }
 
 /// A rollout of a batch, kept or masked, without its payload.
@@ -54,13 +54,13 @@ pub struct BatchMember {
     pub advantage: f64,
     /// Segments with a trained token.
     pub trained_segments: u32,
-    /// Tokens of each segment; none if it has at most one segment, and in rows of versions that did not store them.
+    /// Tokens of each segment; none if it has at most one segment.
     pub segment_tokens: Option<Vec<u64>>,
     /// Trained tokens.
     pub trained_tokens: u64,
     /// Tokens of versions below this one are delivered with mask 0.
     pub mask_below: Option<Version>,
-    /// Checksum of the advantages of its group.
+    /// Checksum of the advantages of its group; none before they are known.
     pub group_seal: Option<[u8; SEAL_BYTES]>,
 }
 
@@ -71,7 +71,8 @@ impl BatchMember {
         self.row.segments.max(1) as usize
     }
 
-    /// The tokens of each of its rows. If they were not stored, the tokens of the rollout in about equal parts.
+    /// The tokens of each of its rows. No seal covers them: if they are damaged, the tokens of the rollout in about equal
+    /// parts.
     pub fn row_tokens(&self) -> impl Iterator<Item = u64> {
         let rows = self.rows();
         let stored = self.segment_tokens.as_deref().filter(|stored| stored.len() == rows);

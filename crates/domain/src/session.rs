@@ -116,7 +116,7 @@ impl Session {
     /// The execution that its rollouts belong to; none if it was opened without one and has not ended.
     #[must_use]
     pub fn execution_id(&self) -> Option<&str> {
-        let of_receipt = || self.outcome.as_ref()?.receipts.first()?.execution_id.as_deref();
+        let of_receipt = || self.outcome.as_ref()?.receipts.first().map(|receipt| receipt.execution_id.as_str());
         self.spec.execution_id.as_deref().or_else(of_receipt)
     }
 }
@@ -198,7 +198,7 @@ pub struct RecordCall {
     /// BLAKE3 hash of `body`.
     pub digest: [u8; 32],
     /// Packed text of the request.
-    pub request: Option<Vec<u8>>,
+    pub request: Vec<u8>,
     /// Packed text of the response.
     pub response: Vec<u8>,
     /// By how much the call can increase the segments of the session.
@@ -215,7 +215,7 @@ impl RecordCall {
     /// The number of stored bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
-        self.body.len() + self.response.len() + self.request.as_ref().map_or(0, Vec::len)
+        self.body.len() + self.response.len() + self.request.len()
     }
 }
 
@@ -299,7 +299,7 @@ pub struct CallTexts {
     /// Its number in the session, from 1.
     pub seq: u32,
     /// Packed text of the part of the request that is kept.
-    pub request: Option<Vec<u8>>,
+    pub request: Vec<u8>,
     /// Packed text of the response.
     pub response: Vec<u8>,
 }

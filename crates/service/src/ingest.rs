@@ -38,14 +38,13 @@ pub(crate) fn prepare(
     execution: &ExecutionId,
     memory: &mut Memory<'_>,
 ) -> Result<Vec<NewRollout>, Refusal> {
-    let codec = buffer.store.payload_codec();
     let mut violations = Vec::new();
     let mut prepared = Vec::with_capacity(bundle.len());
     for (index, sent) in bundle.into_iter().enumerate() {
         match Trajectory::parse_within(sent, &buffer.options.limits, memory).map_err(|NoMemory| Refusal::NoMemory)? {
             Ok(mut trajectory) => {
                 trajectory.execution_id.get_or_insert_with(|| execution.clone());
-                prepared.push(NewRollout::pack(trajectory, codec));
+                prepared.push(NewRollout::pack(trajectory));
             }
             Err(found) => violations.extend(found.into_iter().map(|violation| Violation {
                 pointer: format!("/{index}{}", violation.pointer),

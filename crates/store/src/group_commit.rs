@@ -114,7 +114,7 @@ mod tests {
 
     use super::*;
     use crate::{dialect::Sqlite, health::HealthReporter, op::Op, open::PayloadOptions, peers::Peers};
-    use forebay_domain::{clock::Timestamp, formats::payload::Codec};
+    use forebay_domain::clock::Timestamp;
     use forebay_telemetry::metrics::Metrics;
     use forebay_telemetry::requests::{RequestIdsLayer, request_ids};
 
@@ -128,7 +128,6 @@ mod tests {
     }
 
     impl Dialect for Second {
-        const PAYLOADS: Codec = Sqlite::PAYLOADS;
         const INGESTS: usize = 1;
 
         async fn write<O: Op>(&self, op: O) -> Result<O::Output, StoreError> {

@@ -78,6 +78,16 @@ pub enum OpenError {
         /// Number of the unknown migration.
         version: i64,
     },
+    /// A version before 0.1.0 wrote the database, and this one does not read its form.
+    #[error(
+        "database {name} was written by a forebay of before 0.1.0: write its rollouts to files with that program \
+         (`forebay export --format forebay`), and post them to a new database with this one (`forebay import --format \
+         forebay`)"
+    )]
+    TooOld {
+        /// The database.
+        name: String,
+    },
     /// The schema cannot be brought up to date.
     #[error("cannot migrate database {name}")]
     Schema {
@@ -102,6 +112,7 @@ impl OpenError {
 
     pub(crate) fn schema(name: &str, source: MigrateError) -> Self {
         match source {
+            MigrateError::VersionMissing(version) if version < BASELINE => Self::TooOld { name: name.to_owned() },
             MigrateError::VersionMissing(version) | MigrateError::VersionTooNew(version, _) => {
                 Self::Newer { name: name.to_owned(), version }
             }
@@ -110,6 +121,9 @@ impl OpenError {
         }
     }
 }
+
+/// The number of the first migration. Those of databases of before 0.1.0 are smaller.
+pub(crate) const BASELINE: i64 = 100;
 
 /// Where new payloads are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize, clap::ValueEnum)]

@@ -14,7 +14,7 @@ use std::{
 use async_trait::async_trait;
 use forebay_domain::{
     formats::payload::Payload,
-    ids::{IdKey, KeyForm, RolloutPk},
+    ids::{IdKey, RolloutPk},
     rules::Rules,
 };
 
@@ -159,11 +159,6 @@ pub(super) trait Connection: Send {
     /// Runs a statement. Returns its rows, read completely.
     async fn fetch(&mut self, statement: Statement, args: Vec<Arg>) -> Result<Vec<Row>, StoreError>;
 
-    /// The form in which the database writes ids.
-    fn key_form(&self) -> KeyForm {
-        KeyForm::Hashed
-    }
-
     /// Whether the database takes arrays as arguments.
     fn takes_arrays(&self) -> bool {
         false
@@ -197,18 +192,6 @@ impl<'c> Tx<'c> {
     /// A transaction in which earlier operations have counted already.
     pub(super) fn after(tallies: TallyDelta, connection: &'c mut dyn Connection, rules: &'c RulesCache) -> Self {
         Self { tallies, ..Self::new(connection, rules) }
-    }
-
-    /// The form in which indexes write ids.
-    pub(super) fn key_form(&self) -> KeyForm {
-        self.connection.key_form()
-    }
-
-    /// The key of a row with this name. Fails if the row was not asked for: its stored key is damaged and finds the
-    /// wrong name.
-    pub(super) fn key_found(&self, name: &str, is_asked: impl FnOnce(&IdKey) -> bool) -> Result<IdKey, StoreError> {
-        let not_asked = || StoreError::Corrupt(format!("`{name}` was found by the key of another name"));
-        Some(self.key_form().key(name)).filter(is_asked).ok_or_else(not_asked)
     }
 
     /// Runs a statement. Returns the number of rows that it changed.
@@ -298,6 +281,13 @@ impl<'c> Tx<'c> {
     pub(super) fn take_tallies(&mut self) -> TallyDelta {
         std::mem::take(&mut self.tallies)
     }
+}
+
+/// The key of a row with this name. Fails if the row was not asked for: its stored key is damaged and finds the wrong
+/// name.
+pub(super) fn key_found(name: &str, is_asked: impl FnOnce(&IdKey) -> bool) -> Result<IdKey, StoreError> {
+    let not_asked = || StoreError::Corrupt(format!("`{name}` was found by the key of another name"));
+    Some(IdKey::of(name)).filter(is_asked).ok_or_else(not_asked)
 }
 
 /// Fails if a statement changed another number of rows than expected.

@@ -8,7 +8,6 @@ use std::sync::{
 
 use forebay_domain::{
     clock::Timestamp,
-    formats::payload::Codec,
     health::Health,
     ids::RolloutPk,
     ingest::{BundleOutcome, Ingest},
@@ -102,14 +101,6 @@ impl Store {
     fn note_work(&self) {
         self.wrote.store(true, Ordering::Release);
         self.snapshots.note_write();
-    }
-
-    /// The form in which the store wants payloads to be packed.
-    pub fn payload_codec(&self) -> Codec {
-        fn codec<D: Dialect>(_: &Arc<D>) -> Codec {
-            D::PAYLOADS
-        }
-        with!(dialect of self => codec(dialect))
     }
 
     /// Stores bundles, each all or nothing, and decides the groups that they complete. Posts that wait at the same time

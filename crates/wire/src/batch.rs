@@ -86,9 +86,8 @@ pub struct BatchDescriptor {
     pub created_at: String,
     /// When the batch was acked; null unless it is trained or checkpointed.
     pub acked_at: Option<String>,
-    /// Milliseconds for which the holder of the last lease had asked for a batch; null if an earlier version of the
-    /// service granted the lease.
-    pub waited_ms: Option<i64>,
+    /// Milliseconds for which the holder of the last lease had asked for a batch.
+    pub waited_ms: i64,
     /// Milliseconds from the beginning of the last lease until the ack, or until now; null unless the batch is leased,
     /// trained or checkpointed.
     pub held_ms: Option<i64>,

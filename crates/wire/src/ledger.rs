@@ -16,8 +16,8 @@ pub struct TrajectoryStory {
     pub run: i64,
     /// Identity of the rollout.
     pub rollout_id: String,
-    /// Execution that the rollout belongs to; null if an earlier version of the service stored the rollout.
-    pub execution_id: Option<String>,
+    /// Execution that the rollout belongs to.
+    pub execution_id: String,
     /// Verdict of ingest.
     pub verdict: Verdict,
     /// Name of the filter, or the built-in code, that caused the verdict.
@@ -48,10 +48,10 @@ pub struct TrajectoryStory {
     pub tokens: u64,
     /// Number of response tokens with mask 1, without those that are masked as stale.
     pub trained_tokens: u64,
-    /// Number of response tokens; null if an earlier version of the service stored the rollout.
-    pub response_tokens: Option<u64>,
-    /// How the execution ended; null if an earlier version of the service stored the rollout.
-    pub status: Option<Status>,
+    /// Number of response tokens.
+    pub response_tokens: u64,
+    /// How the execution ended.
+    pub status: Status,
     /// Versions of the trained tokens; null if no token is trained.
     pub versions: Option<TrainedVersions>,
     /// When the rollout was received.

@@ -223,10 +223,8 @@ pub struct Receipt {
     pub rollout_id: String,
     /// Group of the rollout.
     pub group_id: String,
-    /// Execution of the rollout; created by the service if the producer sent none. Absent if an earlier version of the
-    /// service stored the rollout.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub execution_id: Option<String>,
+    /// Execution of the rollout; created by the service if the producer sent none.
+    pub execution_id: String,
     /// The decision.
     pub verdict: Verdict,
     /// Name of the filter that matched, or a built-in code: `no-reward`, `group-decided`.

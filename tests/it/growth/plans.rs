@@ -212,10 +212,10 @@ const FILL: &str = "
     INSERT INTO batch (
         batch_id, policy_pk, run, state, consumer, epoch, ttl_s, attempt, failed_deliveries, step, group_count,
         rollout_count, sample_count, token_count, loss_weighting, loss_constant, weight_samples, weight_tokens,
-        version_current, metrics, live_bytes, created_us
+        version_current, metrics, live_bytes, created_us, granted_us, waited_us, resumes
     )
     SELECT decode(md5('batch' || n), 'hex'), p.policy_pk, p.run, 'checkpointed', '', 1, 600, 1, 0, n, 1, 2, 2, 6,
-        'rollout_mean', 1, 2, 4, 0, '{}', 0, n
+        'rollout_mean', 1, 2, 4, 0, '{}', 0, n, n, 0, 0
     FROM policy AS p, generate_series($FIRST, $LAST) AS n
     WHERE p.name = 'default';
     INSERT INTO rollout_group (
@@ -232,11 +232,11 @@ const FILL: &str = "
     INSERT INTO rollout (
         policy_pk, run, rollout_key, rollout_id, group_pk, verdict, reward, advantage, content_digest, policy_version,
         version_assumed, version_min, version_max, segments, trained_segments, tokens, trained_tokens, unpacked_bytes,
-        received_us, execution
+        received_us, execution, status, response_tokens, max_segment_tokens, seal
     )
     SELECT g.policy_pk, g.run, decode(md5(g.group_id || n), 'hex'), g.group_id || '-' || n, g.group_pk, 'kept', 1, 0,
         decode(md5(g.group_id), 'hex'), 0, 0, 0, 0, 1, 1, 3, 2, 8, g.opened_us,
-        decode(md5('execution' || g.group_id), 'hex')
+        decode(md5('execution' || g.group_id), 'hex'), 0, 2, 3, decode(md5(g.group_id), 'hex')
     FROM rollout_group AS g, generate_series(0, 1) AS n
     WHERE g.payload_bytes = 16 AND g.ready_seq >= $FIRST;
     INSERT INTO payload (rollout_pk, codec, digest, body)

@@ -181,7 +181,7 @@ async fn record_call(store: &Store) {
         warnings: Vec::new(),
         body,
         digest,
-        request: None,
+        request: pack_text("{}"),
         response: pack_text("{}"),
         segments: 1,
         tokens: 2,

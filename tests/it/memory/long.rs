@@ -10,7 +10,6 @@ use arrow_array::{
 };
 use arrow_ipc::reader::StreamReader;
 use forebay_domain::{
-    formats::payload::Codec,
     ingest::NewRollout,
     surrogates::LoneSurrogates,
     trajectory::{Trajectory, TrajectoryLimits},
@@ -55,7 +54,7 @@ fn packed_bytes(sent: wire::Trajectory) -> u64 {
         lone_surrogates: LoneSurrogates::Replace,
     };
     let parsed = Trajectory::parse(sent, &limits).expect("it is valid");
-    NewRollout::pack(parsed, Codec::Columns).payload_bytes() as u64
+    NewRollout::pack(parsed).payload_bytes() as u64
 }
 
 fn as_arrow(sent: &wire::Trajectory) -> Vec<u8> {

@@ -411,7 +411,7 @@ impl System {
         StoryView {
             run: story.run.0,
             rollout: self.names.rollout_number(&story.rollout_id),
-            execution: names::execution_number(story.execution_id.as_ref().expect("every rollout has an execution")),
+            execution: names::execution_number(&story.execution_id),
             group: self.names.group_name(&story.group_id),
             verdict: story.verdict.into(),
             reason: story.reason.clone(),

@@ -203,10 +203,10 @@ async fn set_fence(database: &str, fence: i64) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn replicas_that_start_at_once_own_the_objects_together_also_after_an_upgrade() {
+async fn replicas_that_start_at_once_own_the_objects_together() {
     let http = http();
     let (folder, database) = Folder::with_groups(&http, 1).await;
-    // As an earlier version left it.
+    // As before the first replica has claimed them.
     let mut connection = PgConnection::connect(&database).await.expect("the server accepts");
     let forget = sqlx::raw_sql("UPDATE payload_store SET identity = NULL, incarnation = NULL, fence = NULL");
     forget.execute(&mut connection).await.expect("it is valid");

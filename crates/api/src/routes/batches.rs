@@ -325,7 +325,7 @@ fn describe(batch: Batch, now: Timestamp) -> BatchDescriptor {
     let held_until = if batch.state == states::BatchState::Leased { Some(now) } else { acked_at };
     BatchDescriptor {
         acked_at: params::time(acked_at),
-        waited_ms: batch.waited_us.map(|waited| waited / 1_000),
+        waited_ms: batch.waited_us / 1_000,
         held_ms: held_until.map(|end| batch.held_us(end) / 1_000),
         samples_url: format!("/batches/{}/samples", batch.batch_id),
         batch_id: batch.batch_id.to_string(),

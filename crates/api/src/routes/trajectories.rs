@@ -514,7 +514,7 @@ pub(crate) fn story_on_wire(story: Story) -> TrajectoryStory {
         policy: story.policy.to_string(),
         run: story.run.0,
         rollout_id: story.rollout_id,
-        execution_id: story.execution_id.as_ref().map(ToString::to_string),
+        execution_id: story.execution_id.to_string(),
         verdict: story.verdict.into(),
         reason: story.reason,
         failed_filters: story.failed_filters,

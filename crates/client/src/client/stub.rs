@@ -113,7 +113,7 @@ pub(crate) fn with_body(status: u16, media: &str, headers: &str, body: &str) -> 
 pub(crate) fn batch(batch_id: &str, lease: Option<&str>) -> BatchDescriptor {
     BatchDescriptor {
         acked_at: None,
-        waited_ms: None,
+        waited_ms: 0,
         held_ms: None,
         batch_id: batch_id.to_owned(),
         state: BatchState::Leased,

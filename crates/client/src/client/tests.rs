@@ -14,7 +14,7 @@ use crate::wire::{BatchRequest, NackRequest, Receipt, ResetRequest, ResumeReques
 fn receipt() -> serde_json::Value {
     json!({
         "policy": "default", "rollout_id": "r1", "group_id": "r1", "verdict": "kept", "reason": null,
-        "duplicate": false, "warnings": [], "group": {"state": "open", "arrived": 1, "size": 1}
+        "duplicate": false, "execution_id": "e1", "warnings": [], "group": {"state": "open", "arrived": 1, "size": 1}
     })
 }
 

@@ -36,8 +36,6 @@ struct Header {
     id_bytes: u8,
     versions: Vec<VersionSpan>,
     stop: Option<String>,
-    /// Earlier versions did not store it.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     version_assumed: bool,
 }
 
@@ -143,7 +141,7 @@ mod tests {
             version_assumed: false,
             stop: Some("x".to_owned()),
         };
-        let header = br#"{"tail":2,"ids":1,"id_bytes":2,"versions":[[3,0,1]],"stop":"x"}"#;
+        let header = br#"{"tail":2,"ids":1,"id_bytes":2,"versions":[[3,0,1]],"stop":"x","version_assumed":false}"#;
         let mut stored = Vec::new();
         stored.put_u32_le(header.len() as u32);
         stored.put_u32_le(6);

@@ -26,34 +26,21 @@ const PLAIN_BYTES_MAX: usize = 1 << 10;
 /// Flag in the length of a part: the part is a zstd frame.
 const COMPRESSED: u32 = 1 << 31;
 
+/// The number of the form that is described above. It is stored with every payload, so that a version that has another
+/// form knows which one a payload has.
+pub const CODEC: u32 = 1;
+
 /// A payload as the store keeps it.
 #[derive(Clone, Debug)]
 pub struct Payload {
-    /// The form of `body`; none when the store named one that is not known.
-    pub codec: Option<Codec>,
+    /// The form of `body`, normally [`CODEC`].
+    pub codec: u32,
     /// BLAKE3 hash of `body`.
     pub digest: [u8; 32],
-    /// The bytes in the form that `codec` names.
+    /// The bytes, in this form.
     pub body: Bytes,
     /// The number of bytes that it unpacks to.
     pub unpacked_bytes: usize,
-}
-
-/// Forms of a payload's body. The numbers are stored in the database.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Codec {
-    /// One zstd frame of a header and full-width columns. Replicas of every version read it.
-    Zstd = 1,
-    /// A header and narrow columns.
-    Columns = 2,
-}
-
-impl Codec {
-    /// The form that a number stands for.
-    #[must_use]
-    pub fn from_number(number: i64) -> Option<Self> {
-        [Self::Zstd, Self::Columns].into_iter().find(|codec| *codec as i64 == number)
-    }
 }
 
 /// A payload or row differs from what was stored.
@@ -136,39 +123,13 @@ pub struct SegmentHeader {
     pub values: bool,
     pub versions: Option<Vec<VersionSpan>>,
     /// The number of bytes of each token id.
-    #[serde(default = "full_width")]
     id_bytes: u8,
-}
-
-fn full_width() -> u8 {
-    4
 }
 
 impl Payload {
     /// Packs a trajectory. This takes milliseconds for long ones, so async workers must not call it.
     #[must_use]
-    pub fn pack(trajectory: &Trajectory, codec: Codec) -> Self {
-        match codec {
-            Codec::Zstd => Self::wide(trajectory),
-            Codec::Columns => Self::narrow(trajectory),
-        }
-    }
-
-    fn wide(trajectory: &Trajectory) -> Self {
-        let header = serde_json::to_vec(&header(trajectory)).expect("a header is text, numbers and checked JSON");
-        let mut packed = Vec::with_capacity(4 + header.len() + columns_bytes(trajectory));
-        packed.put_u32_le(header.len() as u32);
-        packed.put_slice(&header);
-        for segment in &trajectory.segments {
-            packed.put_slice(&little_endian(&segment.tokens));
-            packed.put_slice(&segment.loss_mask);
-            floats(segment).for_each(|column| packed.put_slice(&little_endian(column)));
-        }
-        let body = zstd::bulk::compress(&packed, ZSTD_LEVEL).expect("compressing memory into memory cannot fail");
-        Self { unpacked_bytes: packed.len(), ..Self::claimed(Codec::Zstd, body) }
-    }
-
-    fn narrow(trajectory: &Trajectory) -> Self {
+    pub fn pack(trajectory: &Trajectory) -> Self {
         let described = header(trajectory);
         let header = serde_json::to_vec(&described).expect("a header is text, numbers and checked JSON");
         let segments = || trajectory.segments.iter().zip(&described.segments);
@@ -191,45 +152,35 @@ impl Payload {
         body.put_slice(&header);
         body.put_slice(&narrow);
         floats().for_each(|column| body.put_slice(&little_endian(column)));
-        Self { unpacked_bytes, ..Self::claimed(Codec::Columns, body) }
+        Self { unpacked_bytes, ..Self::claimed(body) }
     }
 
     /// A body with its digest, without checks. Tests use it to make data that was damaged before its digest was
     /// computed.
     #[doc(hidden)]
     #[must_use]
-    pub fn claimed(codec: Codec, body: Vec<u8>) -> Self {
-        Self {
-            codec: Some(codec),
-            digest: *blake3::hash(&body).as_bytes(),
-            unpacked_bytes: body.len(),
-            body: body.into(),
-        }
+    pub fn claimed(body: Vec<u8>) -> Self {
+        Self { codec: CODEC, digest: *blake3::hash(&body).as_bytes(), unpacked_bytes: body.len(), body: body.into() }
     }
 
     /// Checks the digest, and unpacks only the description of the trajectory.
     pub fn describe(&self) -> Result<Described, Damaged> {
-        self.check_digest()?;
-        match self.codec {
-            None => Err(UNKNOWN_FORM),
-            Some(Codec::Zstd) => {
-                let packed = decompress(&self.body)?;
-                let mut rest = packed.as_slice();
-                let length = rest.try_get_u32_le().map_err(|_| TOO_SHORT)? as usize;
-                describe(take(&mut rest, length)?)
-            }
-            Some(Codec::Columns) => {
-                let mut rest = &self.body[..];
-                let length = rest.try_get_u32_le().map_err(|_| TOO_SHORT)?;
-                take(&mut rest, size_of::<u32>())?;
-                describe(&take_part(&mut rest, length)?)
-            }
-        }
+        describe(&self.parts()?.header)
     }
 
-    fn check_digest(&self) -> Result<(), Damaged> {
-        let is_intact = blake3::hash(&self.body) == blake3::Hash::from_bytes(self.digest);
-        if is_intact { Ok(()) } else { Err(Damaged("its digest differs")) }
+    /// Checks the digest and the form, and finds the parts of the body.
+    fn parts(&self) -> Result<Parts<'_>, Damaged> {
+        if blake3::hash(&self.body) != blake3::Hash::from_bytes(self.digest) {
+            return Err(Damaged("its digest differs"));
+        }
+        if self.codec != CODEC {
+            return Err(UNKNOWN_FORM);
+        }
+        let mut rest = &self.body[..];
+        let header_length = rest.try_get_u32_le().map_err(|_| TOO_SHORT)?;
+        let narrow_length = rest.try_get_u32_le().map_err(|_| TOO_SHORT)?;
+        let header = take_part(&mut rest, header_length)?;
+        Ok(Parts { header, narrow_length, rest })
     }
 
     /// Checks the digest, and unpacks.
@@ -259,32 +210,23 @@ impl Payload {
     /// Checks the digest, and makes of each segment what `segment` says. It must take all columns of the segment.
     fn unpack_segments<S>(
         &self,
-        segment: impl FnMut(&mut dyn PackedColumns, SegmentHeader) -> Result<S, Damaged>,
+        segment: impl FnMut(&mut PackedColumns<'_>, SegmentHeader) -> Result<S, Damaged>,
     ) -> Result<Unpacked<S>, Damaged> {
-        self.check_digest()?;
-        match self.codec {
-            None => Err(UNKNOWN_FORM),
-            Some(Codec::Zstd) => {
-                let packed = decompress(&self.body)?;
-                let mut rest = packed.as_slice();
-                let header_length = rest.try_get_u32_le().map_err(|_| TOO_SHORT)? as usize;
-                let header = take(&mut rest, header_length)?;
-                unpack(header, &mut Wide { rest }, segment)
-            }
-            Some(Codec::Columns) => {
-                let mut rest = &self.body[..];
-                let header_length = rest.try_get_u32_le().map_err(|_| TOO_SHORT)?;
-                let narrow_length = rest.try_get_u32_le().map_err(|_| TOO_SHORT)?;
-                let header = take_part(&mut rest, header_length)?;
-                let narrow = take_part(&mut rest, narrow_length)?;
-                unpack(&header, &mut Narrow { narrow: &narrow, floats: rest }, segment)
-            }
-        }
+        let Parts { header, narrow_length, mut rest } = self.parts()?;
+        let narrow = take_part(&mut rest, narrow_length)?;
+        unpack(&header, &mut PackedColumns { narrow: &narrow, floats: rest }, segment)
     }
 }
 
+/// The parts of a body. The columns are not decompressed yet.
+struct Parts<'a> {
+    header: Cow<'a, [u8]>,
+    narrow_length: u32,
+    rest: &'a [u8],
+}
+
 impl SegmentColumns {
-    fn append(&mut self, packed: &mut dyn PackedColumns, header: &SegmentHeader) -> Result<(), Damaged> {
+    fn append(&mut self, packed: &mut PackedColumns<'_>, header: &SegmentHeader) -> Result<(), Damaged> {
         packed.ids(&mut self.tokens, header.tokens, header.id_bytes)?;
         packed.mask(&mut self.loss_mask, header.response)?;
         let floats = [
@@ -299,7 +241,6 @@ impl SegmentColumns {
     }
 }
 
-/// The columns of floats that the segment has, in the order in which they are written.
 /// Bytes of all columns at full width.
 fn columns_bytes(trajectory: &Trajectory) -> usize {
     let of_segment = |segment: &Segment| {
@@ -308,6 +249,7 @@ fn columns_bytes(trajectory: &Trajectory) -> usize {
     trajectory.segments.iter().map(of_segment).sum()
 }
 
+/// The columns of floats that the segment has, in the order in which they are written.
 fn floats(segment: &Segment) -> impl Iterator<Item = &Vec<f32>> {
     [&segment.logprobs, &segment.teacher_logprobs, &segment.values].into_iter().flatten()
 }
@@ -359,38 +301,12 @@ fn decompress(bytes: &[u8]) -> Result<Vec<u8>, Damaged> {
 
 /// Packed columns, which come segment after segment in the order in which they were written. Each call appends the next
 /// one to a column.
-trait PackedColumns {
-    fn ids(&mut self, ids: &mut Vec<i32>, count: usize, width: u8) -> Result<(), Damaged>;
-    fn mask(&mut self, mask: &mut Vec<u8>, count: usize) -> Result<(), Damaged>;
-    fn floats(&mut self, floats: &mut Vec<f32>, count: usize) -> Result<(), Damaged>;
-}
-
-/// Columns as version 0.1 wrote them: in one sequence, at full width.
-struct Wide<'a> {
-    rest: &'a [u8],
-}
-
-impl PackedColumns for Wide<'_> {
-    fn ids(&mut self, ids: &mut Vec<i32>, count: usize, _width: u8) -> Result<(), Damaged> {
-        take(&mut self.rest, count.saturating_mul(4)).map(|bytes| append_little_endian(ids, bytes))
-    }
-
-    fn mask(&mut self, mask: &mut Vec<u8>, count: usize) -> Result<(), Damaged> {
-        take(&mut self.rest, count).map(|bytes| mask.extend_from_slice(bytes))
-    }
-
-    fn floats(&mut self, floats: &mut Vec<f32>, count: usize) -> Result<(), Damaged> {
-        take(&mut self.rest, count.saturating_mul(4)).map(|bytes| append_little_endian(floats, bytes))
-    }
-}
-
-/// Columns as they are written now.
-struct Narrow<'a> {
+struct PackedColumns<'a> {
     narrow: &'a [u8],
     floats: &'a [u8],
 }
 
-impl PackedColumns for Narrow<'_> {
+impl PackedColumns<'_> {
     fn ids(&mut self, ids: &mut Vec<i32>, count: usize, width: u8) -> Result<(), Damaged> {
         // Another width would append another number of ids, and the ids of other segments follow in the same column.
         if !(2..=4).contains(&width) {
@@ -423,8 +339,8 @@ fn describe(header: &[u8]) -> Result<Described, Damaged> {
 
 fn unpack<S>(
     header: &[u8],
-    columns: &mut dyn PackedColumns,
-    mut segment: impl FnMut(&mut dyn PackedColumns, SegmentHeader) -> Result<S, Damaged>,
+    columns: &mut PackedColumns<'_>,
+    mut segment: impl FnMut(&mut PackedColumns<'_>, SegmentHeader) -> Result<S, Damaged>,
 ) -> Result<Unpacked<S>, Damaged> {
     let header: Header = serde_json::from_slice(header).map_err(|_| MALFORMED)?;
     let segments = header.segments.into_iter().map(|header| segment(columns, header));
@@ -500,47 +416,44 @@ mod tests {
     }
 
     #[test]
-    fn every_form_comes_back_as_it_was_sent() {
+    fn ids_of_every_width_come_back_as_they_were_sent() {
         for bits in [16, 17, 24, 25, 31] {
             let trajectory = trajectory(bits);
-            for codec in [Codec::Zstd, Codec::Columns] {
-                let unpacked = Payload::pack(&trajectory, codec).unpack().expect("it is not damaged");
-                assert_eq!(unpacked.segments, trajectory.segments, "{bits} {codec:?}");
-                let described = Payload::pack(&trajectory, codec).describe().expect("it is not damaged");
-                assert_eq!((described.response_tokens, described.max_segment_tokens), (5_004, 5_002));
-                assert_eq!(
-                    described.metadata.as_ref().map(|of| of.get().to_owned()),
-                    unpacked.metadata.as_ref().map(|of| of.get().to_owned())
-                );
-                let metadata = unpacked.metadata.expect("metadata was sent");
-                assert_eq!(Some(metadata.get()), trajectory.facts.metadata.as_deref().map(RawValue::get));
-            }
+            let payload = Payload::pack(&trajectory);
+            let unpacked = payload.unpack().expect("it is not damaged");
+            assert_eq!(unpacked.segments, trajectory.segments, "{bits}");
+            let described = payload.describe().expect("it is not damaged");
+            assert_eq!((described.response_tokens, described.max_segment_tokens), (5_004, 5_002));
+            assert_eq!(
+                described.metadata.as_ref().map(|of| of.get().to_owned()),
+                unpacked.metadata.as_ref().map(|of| of.get().to_owned())
+            );
+            let metadata = unpacked.metadata.expect("metadata was sent");
+            assert_eq!(Some(metadata.get()), trajectory.facts.metadata.as_deref().map(RawValue::get));
         }
     }
 
     #[test]
     fn columns_are_appended_to_those_of_other_segments() {
         let trajectory = trajectory(17);
-        for codec in [Codec::Zstd, Codec::Columns] {
-            let payload = Payload::pack(&trajectory, codec);
-            let mut columns = SegmentColumns::default();
-            for _ in 0..2 {
-                let unpacked = payload.unpack_onto(&mut columns).expect("it is not damaged");
-                let shapes = unpacked.segments.iter().map(|header| (header.tokens, header.response, header.logprobs));
-                assert_eq!(shapes.collect::<Vec<_>>(), [(5_002, 5_001, true), (4, 3, true)]);
-            }
-            let [first, second] = &trajectory.segments[..] else { panic!("it has two segments") };
-            assert_eq!(columns.tokens, [&first.tokens[..], &second.tokens].concat().repeat(2));
-            assert_eq!(columns.loss_mask, [&first.loss_mask[..], &second.loss_mask].concat().repeat(2));
-            let logprobs = [first, second].map(|segment| segment.logprobs.clone().expect("both have them"));
-            assert_eq!(columns.logprobs, logprobs.concat().repeat(2));
-            assert!(columns.teacher_logprobs.is_empty() && columns.values.is_empty());
+        let payload = Payload::pack(&trajectory);
+        let mut columns = SegmentColumns::default();
+        for _ in 0..2 {
+            let unpacked = payload.unpack_onto(&mut columns).expect("it is not damaged");
+            let shapes = unpacked.segments.iter().map(|header| (header.tokens, header.response, header.logprobs));
+            assert_eq!(shapes.collect::<Vec<_>>(), [(5_002, 5_001, true), (4, 3, true)]);
         }
+        let [first, second] = &trajectory.segments[..] else { panic!("it has two segments") };
+        assert_eq!(columns.tokens, [&first.tokens[..], &second.tokens].concat().repeat(2));
+        assert_eq!(columns.loss_mask, [&first.loss_mask[..], &second.loss_mask].concat().repeat(2));
+        let logprobs = [first, second].map(|segment| segment.logprobs.clone().expect("both have them"));
+        assert_eq!(columns.logprobs, logprobs.concat().repeat(2));
+        assert!(columns.teacher_logprobs.is_empty() && columns.values.is_empty());
     }
 
     #[test]
     fn what_repeats_is_compressed_and_floats_are_not() {
-        let payload = Payload::pack(&trajectory(17), Codec::Columns);
+        let payload = Payload::pack(&trajectory(17));
         let floats = 4 * 5_004;
         assert!(payload.body.len() > floats, "floats are not compressed");
         assert!(payload.body.len() < floats + 5_006, "less than a byte per id");
@@ -552,19 +465,19 @@ mod tests {
             segments: vec![Segment { tokens: vec![1; 9], loss_mask: vec![1; 8], ..Segment::default() }],
             ..wire::Trajectory::default()
         };
-        let packed = Payload::pack(&Trajectory::parse(sent, &LIMITS).expect("it is valid"), Codec::Columns).body;
+        let packed = Payload::pack(&Trajectory::parse(sent, &LIMITS).expect("it is valid")).body;
         for width in [b'0', b'1', b'5', b'8'] {
             let mut body = packed.to_vec();
             let place = body.windows(10).position(|part| part == b"id_bytes\":").expect("the header is not compressed");
             body[place + 10] = width;
             let mut columns = SegmentColumns::default();
-            assert_eq!(Payload::claimed(Codec::Columns, body).unpack_onto(&mut columns).err(), Some(MALFORMED));
+            assert_eq!(Payload::claimed(body).unpack_onto(&mut columns).err(), Some(MALFORMED));
         }
     }
 
     #[test]
     fn a_form_that_is_not_known_is_damage() {
-        let payload = Payload { codec: Codec::from_number(3), ..Payload::pack(&trajectory(17), Codec::Columns) };
+        let payload = Payload { codec: CODEC + 1, ..Payload::pack(&trajectory(17)) };
         assert_eq!(payload.unpack().err(), Some(Damaged("its form is unknown")));
     }
 }

@@ -100,12 +100,12 @@ pub struct PastRollout {
     pub tokens: u64,
     /// Response tokens with mask 1, as sent.
     pub trained_tokens: u64,
-    /// How its execution ended; none in rows of earlier versions.
-    pub status: Option<Status>,
-    /// Response tokens; none in rows of earlier versions.
-    pub response_tokens: Option<u64>,
-    /// Tokens of its longest segment; none in rows of earlier versions.
-    pub max_segment_tokens: Option<u64>,
+    /// How its execution ended.
+    pub status: Status,
+    /// Response tokens.
+    pub response_tokens: u64,
+    /// Tokens of its longest segment.
+    pub max_segment_tokens: u64,
     /// The number of bytes that its payload unpacks to.
     pub unpacked_bytes: u64,
     /// The time of its arrival.
@@ -121,9 +121,6 @@ pub const EXAMPLES_MAX: u32 = 100;
 /// Variables of scope `rollout` that only the payload has. The environment of a group is that of its first rollout, so
 /// the row does not have the environment of each.
 pub const IN_PAYLOAD: [&str; 4] = ["reward_components", "metadata", "temperature", "environment"];
-
-/// Variables of scope `rollout` that rows of earlier versions do not have.
-const NOT_IN_OLD_ROWS: [&str; 3] = ["status", "response_tokens", "max_segment_tokens"];
 
 /// A request to try filters.
 #[derive(Clone, Debug)]

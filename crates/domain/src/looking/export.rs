@@ -52,8 +52,8 @@ pub struct ExportMember {
     pub row: SealedRow,
     /// The number of places of its group.
     pub group_size: u32,
-    /// The execution that it belongs to; none if an earlier version stored it.
-    pub execution_id: Option<ExecutionId>,
+    /// The execution that it belongs to.
+    pub execution_id: ExecutionId,
     /// The reason of its verdict.
     pub reason: Option<String>,
     /// Its state.

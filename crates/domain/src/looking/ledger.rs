@@ -31,8 +31,8 @@ pub struct Story {
     pub run: Run,
     /// Its id.
     pub rollout_id: String,
-    /// The execution that it belongs to; none if an earlier version stored it.
-    pub execution_id: Option<ExecutionId>,
+    /// The execution that it belongs to.
+    pub execution_id: ExecutionId,
     /// Its verdict.
     pub verdict: Verdict,
     /// The reason of its verdict.
@@ -69,10 +69,10 @@ pub struct Story {
     pub tokens: u64,
     /// The number of its tokens with mask 1, without those that are masked as stale.
     pub trained_tokens: u64,
-    /// The number of its response tokens; none in rows of earlier versions.
-    pub response_tokens: Option<u64>,
-    /// How its execution ended; none in rows of earlier versions.
-    pub status: Option<Status>,
+    /// The number of its response tokens.
+    pub response_tokens: u64,
+    /// How its execution ended.
+    pub status: Status,
     /// The time of its arrival.
     pub received_at: Timestamp,
     /// The time of the decision of its group.

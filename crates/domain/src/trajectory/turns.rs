@@ -151,7 +151,7 @@ fn digest_turn(turn: &Turn) -> ContentDigest {
     hasher.tag(u8::from(turn.stopped_on_token));
     hasher.option(turn.agent.as_deref(), Hasher::text);
     hasher.tag(u8::from(turn.delivered));
-    // Earlier versions did not know it, and the digests of what they stored must stay.
+    // A turn that is no repeat has the same digest as one that does not say so.
     if turn.retry_count > 0 {
         hasher.int(turn.retry_count.into());
     }

@@ -226,7 +226,7 @@ fn export(policy: &PolicyName, run: Run, member: ExportMember, unpacked: Unpacke
             group_id: Some(member.row.group_id),
             group_size: Some(member.group_size),
             environment: unpacked.environment,
-            execution_id: member.execution_id.map(|execution_id| execution_id.to_string()),
+            execution_id: Some(member.execution_id.to_string()),
             policy_version: (!is_spanned).then_some(policy_version),
             admission_id: None,
             status: unpacked.status,

@@ -405,7 +405,7 @@ fn deliveries(telling: &mut Telling, batch: &Batch, named: &str) {
     let step = batch.step.map_or_else(String::new, |step| format!(" by step {}", step.0));
     match batch.state {
         BatchState::Leased => {
-            let since = batch.granted_at.unwrap_or(batch.created_at);
+            let since = batch.granted_at;
             let ends = batch.expires_at.map_or_else(String::new, |at| {
                 format!(
                     "; the lease ends in {} unless it is extended",

@@ -18,8 +18,7 @@ use crate::{
     session::{calls::SessionCalls, texts},
 };
 
-/// The cause of a break if the messages are not known: an earlier version of the service recorded one of the calls, or
-/// the conversation has more messages than are compared.
+/// The cause of a break if the messages are not known, because the conversation has more messages than are compared.
 const UNKNOWN: &str = "unknown";
 
 /// A call that does not continue the call that it should have continued, by their numbers.
@@ -68,8 +67,8 @@ pub(super) async fn causes(
 
 fn add(conversations: &mut OfPolicies, calls: &SessionCalls, texts: &CallTexts, session: SessionPk) {
     let conversation = calls.call(texts.seq).and_then(|call| conversations.get_mut(&call.policy));
-    let (Some(conversation), Some(request)) = (conversation, &texts.request) else { return };
-    match (unpack_text(request), unpack_text(&texts.response)) {
+    let Some(conversation) = conversation else { return };
+    match (unpack_text(&texts.request), unpack_text(&texts.response)) {
         (Ok(request), Ok(response)) => conversation.add(texts.seq, &request, &response),
         // A session can be finished without knowing why its prompts break.
         (Err(damage), _) | (_, Err(damage)) => {

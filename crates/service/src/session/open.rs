@@ -67,7 +67,7 @@ impl OpenSession {
                 ..wire::Trajectory::default()
             };
             match Trajectory::parse(probe, &buffer.options.limits) {
-                Ok(trajectory) => probes.push(NewRollout::pack(trajectory, buffer.store.payload_codec())),
+                Ok(trajectory) => probes.push(NewRollout::pack(trajectory)),
                 // The policies differ only in their names, which were checked.
                 Err(found) => {
                     violations.extend(found);

@@ -111,7 +111,7 @@ pub struct NewCall {
     /// When it began; the time of the record if absent.
     pub started_at: Option<Timestamp>,
     /// The part of the request that is kept, as JSON.
-    pub request: Option<String>,
+    pub request: String,
     /// The response, as JSON. A repeated request is answered with it.
     pub response: String,
 }
@@ -390,7 +390,7 @@ impl Buffer {
 struct Packed {
     body: Vec<u8>,
     digest: [u8; 32],
-    request: Option<Vec<u8>>,
+    request: Vec<u8>,
     response: Vec<u8>,
     call: NewCall,
 }
@@ -398,10 +398,10 @@ struct Packed {
 /// Compresses a call. A long one is compressed on a thread for such work, because it would hold up other requests.
 async fn pack(columns: CallColumns, call: NewCall) -> Result<Packed, StoreError> {
     let ids = call.prompt.len() + call.ids.len();
-    let bytes = call.request.as_ref().map_or(0, String::len) + call.response.len() + ids * size_of::<i32>();
+    let bytes = call.request.len() + call.response.len() + ids * size_of::<i32>();
     let pack = move || {
         let (body, digest) = columns.pack();
-        let (request, response) = (call.request.as_deref().map(pack_text), pack_text(&call.response));
+        let (request, response) = (pack_text(&call.request), pack_text(&call.response));
         Packed { body, digest, request, response, call }
     };
     if bytes <= PACKED_INLINE_BYTES_MAX {

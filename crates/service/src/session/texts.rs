@@ -36,7 +36,7 @@ pub struct RecordedText {
     /// The policy whose rollout it belongs to.
     pub policy: PolicyName,
     /// The part of the request that is kept, as JSON.
-    pub request: Option<String>,
+    pub request: String,
     /// The response, as JSON.
     pub response: String,
     /// The ids of the whole prompt.
@@ -59,7 +59,7 @@ impl RecordedTexts {
         Ok(Some(RecordedText {
             seq: texts.seq,
             policy: call.policy.clone(),
-            request: texts.request.as_ref().map(unpack).transpose()?,
+            request: unpack(&texts.request)?,
             response: unpack(&texts.response)?,
             prompt: self.calls.prompt(call),
             ids: call.columns.ids.clone(),
@@ -75,7 +75,7 @@ pub struct TextPage(Vec<CallTexts>);
 #[derive(Clone, Debug)]
 pub struct CallText {
     /// The part of the request that is kept, as JSON.
-    pub request: Option<String>,
+    pub request: String,
     /// The response, as JSON.
     pub response: String,
 }
@@ -97,10 +97,7 @@ impl Buffer {
         }
         let Some(texts) = find(calls).map(|index| &calls[index]) else { return Ok(None) };
         let unpack = |packed: &Vec<u8>| unpacked(packed, seq, session);
-        Ok(Some(CallText {
-            request: texts.request.as_ref().map(unpack).transpose()?,
-            response: unpack(&texts.response)?,
-        }))
+        Ok(Some(CallText { request: unpack(&texts.request)?, response: unpack(&texts.response)? }))
     }
 }
 

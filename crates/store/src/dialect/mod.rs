@@ -10,8 +10,6 @@ mod sqlite;
 use crate::op::Op;
 use std::sync::Arc;
 
-use forebay_domain::formats::payload::Codec;
-
 use super::{
     health::HealthReporter,
     object_care::ObjectCare,
@@ -27,9 +25,6 @@ pub(super) use sqlite::{
 
 /// A database that runs operations.
 pub(super) trait Dialect: Send + Sync + 'static {
-    /// The form in which payloads are packed.
-    const PAYLOADS: Codec;
-
     /// How many transactions of ingest run at once. Posts that arrive meanwhile share the next one.
     const INGESTS: usize;
 

@@ -13,7 +13,6 @@ mod probe;
 mod session;
 mod tls;
 
-use forebay_domain::formats::payload::Codec;
 use forebay_telemetry::metrics::StoreMetrics;
 use sqlx::{Connection as _, PgConnection, PgPool, pool::PoolConnectionMetadata, postgres::PgPoolOptions};
 use std::{sync::Arc, time::Duration};
@@ -116,8 +115,6 @@ impl Postgres {
 }
 
 impl Dialect for Postgres {
-    const PAYLOADS: Codec = Codec::Columns;
-
     const INGESTS: usize = 4;
 
     const APPENDS_TALLIES: bool = true;

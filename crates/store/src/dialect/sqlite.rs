@@ -15,7 +15,6 @@ mod segments;
 mod temporary;
 mod writer;
 
-use forebay_domain::{formats::payload::Codec, ids::KeyForm};
 use forebay_telemetry::metrics::StoreMetrics;
 use sqlx::{
     AssertSqlSafe, Connection as _, Row as _, SqliteConnection,
@@ -125,7 +124,6 @@ impl Sqlite {
         metrics: StoreMetrics,
     ) -> Result<Self, OpenError> {
         let keeps_reserve = temporary.is_none() && payloads.kind.is_some();
-        let is_new = std::fs::metadata(path).map_or(true, |found| found.len() == 0);
         // This comes before opening the file, because opening replays the log beside it. It comes first, so that it is
         // dropped last.
         let files = Arc::new(Files::claim(path)?);
@@ -148,22 +146,19 @@ impl Sqlite {
             .await
             .map_err(|source| OpenError::schema(&path.display().to_string(), source))?;
         let unused = |source| OpenError::Sqlite { name: path.display().to_string(), source };
-        let key_form = key_form(&mut migrating, &path).await?;
         if mark(&mut migrating, session).await.map_err(unopened)? {
             files.settle_session()?;
         }
-        let mut connection = Direct::writing(&path, key_form).map_err(unused)?;
-        // A database of an earlier version stays as it is until a service serves it.
-        let otherwise = if is_new { PayloadKind::Segments } else { PayloadKind::Database };
+        let mut connection = Direct::writing(&path).map_err(unused)?;
         let segments = files.names.segments.clone();
-        let (segment_files, kind) = segments::open(&mut connection, segments, payloads.kind, otherwise)
+        let (segment_files, kind) = segments::open(&mut connection, segments, payloads.kind)
             .await
             .map_err(|source| OpenError::Payloads { name: path.display().to_string(), source })?;
         // This is no longer the last connection, so closing it does not remove the log.
         migrating.close().await.map_err(unopened)?;
         files.remember_opened()?;
         let rules = Arc::new(RulesCache::default());
-        let readers = Readers::open(path.clone(), key_form, Arc::clone(&rules)).map_err(unused)?;
+        let readers = Readers::open(path.clone(), Arc::clone(&rules)).map_err(unused)?;
         let health_reporter = HealthReporter::default();
         let payloads = Payloads::new(Arc::clone(&segment_files), kind, payloads.segment_file_bytes);
         let is_moving_payloads = payloads.is_moving();
@@ -221,21 +216,6 @@ fn file_options(path: &Path) -> SqliteConnectOptions {
         .busy_timeout(BUSY_TIMEOUT)
 }
 
-/// The form in which the file stores ids, chosen when it was created. Read in another form, the file would seem to lack
-/// its rows.
-async fn key_form(connection: &mut SqliteConnection, path: &Path) -> Result<KeyForm, OpenError> {
-    let form = sqlx::query_scalar("SELECT form FROM key_form").fetch_optional(connection).await;
-    let form: Option<String> = form.map_err(|source| OpenError::database(path, source))?;
-    match form.as_deref() {
-        Some("ordered") => Ok(KeyForm::Ordered),
-        Some("hashed") => Ok(KeyForm::Hashed),
-        other => {
-            let found = other.map_or_else(|| "nothing".to_owned(), |form| format!("`{form}`"));
-            Err(OpenError::Settings(format!("{} is damaged: key_form is {found}", path.display())))
-        }
-    }
-}
-
 async fn check_version(connection: &mut SqliteConnection) -> Result<(), OpenError> {
     let version: String = sqlx::query_scalar("SELECT sqlite_version()")
         .fetch_one(connection)
@@ -249,8 +229,6 @@ async fn check_version(connection: &mut SqliteConnection) -> Result<(), OpenErro
 }
 
 impl Dialect for Sqlite {
-    const PAYLOADS: Codec = Codec::Columns;
-
     /// There is one writer, so more transactions would wait.
     const INGESTS: usize = 1;
 
@@ -441,26 +419,6 @@ mod tests {
         }
         let after = store.write(FreePages).await.expect("pages can be counted");
         assert!(after <= before - SLICE, "{before} pages were free, and then {after}");
-        store.close().await;
-    }
-
-    struct Form;
-
-    impl Op for Form {
-        type Output = KeyForm;
-
-        async fn run(&self, tx: &mut Tx<'_>) -> Result<KeyForm, StoreError> {
-            Ok(tx.key_form())
-        }
-    }
-
-    #[tokio::test]
-    async fn new_files_have_ids_in_order() {
-        let store = Sqlite::open_temporary(PayloadOptions::default(), Metrics::new().store())
-            .await
-            .expect("a temporary store opens");
-        assert!(matches!(store.read(Form).await, Ok(KeyForm::Ordered)));
-        assert!(matches!(store.write(Form).await, Ok(KeyForm::Ordered)));
         store.close().await;
     }
 

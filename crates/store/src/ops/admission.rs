@@ -53,7 +53,7 @@ impl Op for Admit {
             return Ok(Err(Refusal::UnknownPolicy(self.request.policy.clone())));
         };
         let request = &self.request;
-        let key = request.group_id.as_ref().map(|group_id| group_id.key(tx.key_form()));
+        let key = request.group_id.as_ref().map(|group_id| group_id.key());
         let group = match key {
             Some(key) => match asked_group(tx, &policy, request, key).await? {
                 Ok(group) => Some(group),

@@ -139,7 +139,7 @@ async fn cut_new(
     claim: &Claim,
     passed_over: &mut u64,
 ) -> Result<Option<Batch>, StoreError> {
-    let mut line = Line::read(tx, policy, claim.now).await?;
+    let mut line = Line::read(tx, policy).await?;
     let has_shares = !policy.rules.batch.environments.is_empty();
     // A claim of an exact number of samples has minimums of its own.
     let (taken, found) = if has_shares && claim.exact_samples() == 0 {

@@ -4,7 +4,6 @@
 
 use forebay_domain::{
     clock::Timestamp,
-    formats::codes,
     ids::{GroupPk, PolicyPk, Version},
     looking::dry_run::{FindPastGroups, PastGroup, PastGroups, PastRollout},
     reasons,
@@ -150,7 +149,7 @@ fn read_rollout(mut row: Row) -> Result<PastRollout, StoreError> {
         segments: row.get("segments")?,
         tokens: row.get("tokens")?,
         trained_tokens: sent.unwrap_or(left),
-        status: row.get::<Option<i64>>("status")?.and_then(codes::status_of),
+        status: row.get("status")?,
         response_tokens: row.get("response_tokens")?,
         max_segment_tokens: row.get("max_segment_tokens")?,
         unpacked_bytes: row.get("unpacked_bytes")?,

@@ -2,7 +2,7 @@
 //! requests may use it.
 
 use forebay_domain::{
-    ids::{GroupPk, PolicyName},
+    ids::{GroupPk, IdKey, PolicyName},
     looking::diagnosis::{Contradiction, Examination},
     samples::BatchMember,
     states::{BatchState, GroupState, RolloutState, Verdict, rollout_state},
@@ -270,7 +270,6 @@ async fn foreign_keys(
     what: &'static str,
     statement: Statement,
 ) -> Result<Option<Contradiction>, StoreError> {
-    let form = tx.key_form();
     let (mut after, mut found) = (0_i64, Contradiction { what, at_least: 0, named: Vec::new() });
     loop {
         let rows = tx.fetch_all(statement, args![after, KEYS_PAGE]).await?;
@@ -280,7 +279,7 @@ async fn foreign_keys(
         for mut row in rows {
             after = row.get("pk")?;
             let (key, name): (Vec<u8>, String) = (row.get("key")?, row.get("name")?);
-            if key != form.key(&name).as_bytes() {
+            if key != IdKey::of(&name).as_bytes() {
                 found.at_least += 1;
                 if found.at_least <= NAMED_MAX {
                     found.named.push(name);

@@ -23,7 +23,7 @@ use super::{fill, journal, ledger, policy, trained_versions};
 use crate::{
     error::StoreError,
     op::Op,
-    sql::{Arg, NewKeys, Row, Statement, Tx, among_keys, args, id_key_list, key_list, key_run, locking},
+    sql::{Arg, NewKeys, Row, Statement, Tx, among_keys, args, id_key_list, key_found, key_list, key_run, locking},
     tally::{CountedGroups, TallyDelta},
 };
 
@@ -68,10 +68,10 @@ pub(super) async fn lock(
     group_id: &GroupId,
 ) -> Result<Option<LockedGroup>, StoreError> {
     const LOCK_GROUP: Statement = locking!(select_group!("WHERE policy_pk = $1 AND run = $2 AND group_key = $3"));
-    let key = group_id.key(tx.key_form());
+    let key = group_id.key();
     let Some(row) = tx.fetch_optional(LOCK_GROUP, args![policy, run, key]).await? else { return Ok(None) };
     let group = read(tx, row).await?;
-    tx.key_found(&group.group_id, |found| *found == key)?;
+    key_found(&group.group_id, |found| *found == key)?;
     Ok(Some(group))
 }
 
@@ -106,7 +106,7 @@ pub(super) async fn lock_all(
     let mut groups = Vec::with_capacity(rows.len());
     for row in rows {
         let group = read(tx, row).await?;
-        groups.push((tx.key_found(&group.group_id, |found| keys.contains(found))?, group));
+        groups.push((key_found(&group.group_id, |found| keys.contains(found))?, group));
     }
     Ok(groups)
 }

@@ -253,18 +253,11 @@ impl Op for TakeSnapshot {
                 steps::trim(tx, policy).await?;
             }
             let newest = newest.remove(&policy);
-            let is_first = newest.as_ref().is_none_or(|newest| newest.minute == 0);
-            let is_changed = newest.as_ref().map_or(&Body::default(), |newest| &newest.body) != &current.body;
-            // After an upgrade, the first row says where the history begins, although nothing has changed.
-            if !is_changed && (!is_first || current.body.0.is_empty()) {
+            if newest.as_ref().map_or(&Body::default(), |newest| &newest.body) == &current.body {
                 continue;
             }
             let earliest = newest.as_ref().map_or(mark, |newest| newest.minute.max(mark));
-            let since = match self.since {
-                _ if !is_changed => minute,
-                Some(since) => since.clamp(earliest.min(minute), minute),
-                None => current.latest.clamp(earliest.min(minute), minute),
-            };
+            let since = self.since.unwrap_or(current.latest).clamp(earliest.min(minute), minute);
             append(tx, policy, newest.as_ref(), &current.body, (since, minute, self.now)).await?;
             outcome = Taken::Changed;
         }
@@ -345,11 +338,10 @@ async fn append(
             let nothing = Body::default().text();
             tx.guarded(INSERT_SNAPSHOT, args![policy, 0_i64, 0_i64, 0_i64, FOREVER, nothing], 1).await?;
         }
-        Some(before) if before.minute > 0 => {
+        Some(before) => {
             let keep_until = keep_until(before.since, before.minute, minute);
             tx.guarded(KEEP_SNAPSHOT, args![before.history_pk, keep_until], 1).await?;
         }
-        Some(_) => {}
     }
     tx.guarded(INSERT_SNAPSHOT, args![policy, minute, since, now, FOREVER, body.text()], 1).await
 }
@@ -495,15 +487,13 @@ mod tests {
     }
 
     #[test]
-    fn a_body_is_read_as_it_is_written_and_as_migrations_write_it() {
+    fn a_body_is_read_as_it_is_written() {
         let mut body = Body::default();
         body.add("received".to_owned(), 3, 0.1 + 0.2);
         body.add("group.ready".to_owned(), 2, 0.0);
         body.add("reserved".to_owned(), 0, 0.0);
         assert_eq!(body.text(), r#"{"group.ready":2,"received":[3,0.30000000000000004]}"#);
         assert_eq!(Body::parse(&body.text()).expect("it parses"), body);
-        let of_migration = r#"{"received":[3,0.30000000000000004],"group.ready":[2,0],"reserved":[0,0.0]}"#;
-        assert_eq!(Body::parse(of_migration).expect("it parses"), body);
         let totals =
             Entries::parse(r#"{"dropped.a\"b":[2,5.5],"version":7,"of another version":1}"#).expect("it parses");
         let totals = totals.totals();

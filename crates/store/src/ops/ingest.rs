@@ -17,7 +17,7 @@ mod decide;
 mod write;
 use forebay_domain::{
     finalize::{GroupDecision, Member},
-    ids::{ExecutionId, GroupPk, IdKey, KeyForm, PolicyPk},
+    ids::{ExecutionId, GroupPk, IdKey, PolicyPk},
     ingest::{
         Bundle, BundleOutcome, Ingest, NewRollout,
         decide::{GroupFill, RolloutDecision},
@@ -46,16 +46,11 @@ impl Op for Posts {
     }
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
-        let form = tx.key_form();
         // All posts come from this process, so their gates are the same. The latest of their times is the time of the
         // transaction.
         let Some(latest) = self.0.iter().max_by_key(|post| post.now) else { return Ok(Vec::new()) };
-        let bundles: Vec<IncomingBundle<'_>> = self
-            .0
-            .iter()
-            .flat_map(|post| post.bundles.iter())
-            .map(|bundle| IncomingBundle::new(bundle, form))
-            .collect();
+        let bundles: Vec<IncomingBundle<'_>> =
+            self.0.iter().flat_map(|post| post.bundles.iter()).map(IncomingBundle::new).collect();
         let snapshot = Snapshot::read(tx, &bundles, latest.now).await?;
         let mut decider = Decider::new(snapshot, &latest.gates, latest.now);
         let mut outcomes =
@@ -72,8 +67,8 @@ struct IncomingBundle<'b> {
 }
 
 impl<'b> IncomingBundle<'b> {
-    fn new(bundle: &'b Bundle, form: KeyForm) -> Self {
-        Self { rollouts: bundle.iter().map(|new| Incoming::new(new, form)).collect(), ends: &bundle.ends }
+    fn new(bundle: &'b Bundle) -> Self {
+        Self { rollouts: bundle.iter().map(Incoming::new).collect(), ends: &bundle.ends }
     }
 }
 
@@ -85,9 +80,9 @@ pub(super) struct Incoming<'b> {
 }
 
 impl<'b> Incoming<'b> {
-    fn new(new: &'b NewRollout, form: KeyForm) -> Self {
-        let rollout_key = new.rollout_id.key(form);
-        let group_key = new.group_id.as_ref().map_or(rollout_key, |group_id| group_id.key(form));
+    fn new(new: &'b NewRollout) -> Self {
+        let rollout_key = new.rollout_id.key();
+        let group_key = new.group_id.as_ref().map_or(rollout_key, |group_id| group_id.key());
         Self { new, rollout_key, group_key }
     }
 }
@@ -98,7 +93,7 @@ type Keyed = (PolicyPk, IdKey);
 /// A rollout that is already stored, or that this transaction accepted before.
 struct Stored {
     content: Vec<u8>,
-    execution_id: Option<ExecutionId>,
+    execution_id: ExecutionId,
     group_pk: GroupPk,
     decision: RolloutDecision,
     fill: GroupFill,

@@ -141,7 +141,7 @@ async fn oldest_ready(read: &ReadFacts, tx: &mut Tx<'_>) -> Result<Option<Timest
 async fn batches(read: &ReadFacts, tx: &mut Tx<'_>, state: BatchState) -> Result<Vec<Lease>, StoreError> {
     const SELECT_LIVE_BATCHES: Statement = Statement::new(
         "-- select_live_batches
-        SELECT batch_id, consumer, COALESCE(granted_us, created_us) AS since_us, failed_deliveries
+        SELECT batch_id, consumer, granted_us AS since_us, failed_deliveries
         FROM batch
         WHERE policy_pk = $1 AND run = $2 AND state = $3
         ORDER BY step, batch_pk

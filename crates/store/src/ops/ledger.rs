@@ -1,7 +1,6 @@
 //! The ledger: rollouts and groups in the form in which the API lists them.
 
 use forebay_domain::{
-    formats::codes,
     groups::Group,
     ids::{BatchId, GroupId, GroupPk, PolicyName},
     looking::ledger::{GroupFilter, Story, StoryFilter},
@@ -17,7 +16,7 @@ use super::{
 use crate::{
     error::StoreError,
     op::Op,
-    sql::{Row, Statement, Tx, args, key_list},
+    sql::{Row, Statement, Tx, args, key_found, key_list},
 };
 
 /// The policy is the rollout's or its group's, whichever the condition uses. If both were compared, Postgres would join
@@ -79,9 +78,8 @@ impl Op for StoryFilter {
         let state = self.state.map(state_list);
         let scan = scan(self, tx).await?;
         let (above, to) = scan.range();
-        let form = tx.key_form();
-        let rollout = self.rollout_id.as_ref().map(|rollout_id| rollout_id.key(form));
-        let group = self.group_id.as_ref().map(|group_id| group_id.key(form));
+        let rollout = self.rollout_id.as_ref().map(|rollout_id| rollout_id.key());
+        let group = self.group_id.as_ref().map(|group_id| group_id.key());
         let of_execution = self.execution_id.is_some().then(|| self.group_id.as_ref().map(GroupId::as_str)).flatten();
         let (statement, second) = match (rollout, &self.execution_id, group) {
             (Some(key), _, _) => (BY_ROLLOUT, args![key]),
@@ -110,7 +108,7 @@ impl Op for StoryFilter {
             let name = if rollout.is_some() { &story.rollout_id } else { &story.group_id };
             let by_group = group.filter(|_| self.execution_id.is_none());
             if let Some(key) = rollout.or(by_group) {
-                tx.key_found(name, |found| *found == key)?;
+                key_found(name, |found| *found == key)?;
             }
             stories.push(story);
         }
@@ -156,7 +154,7 @@ async fn scan(filter: &StoryFilter, tx: &mut Tx<'_>) -> Result<Scan, StoreError>
     match &filter.group_id {
         None => Scan::filtered(tx, filter.from, OF_POLICY, args![policy]).await,
         Some(group_id) => {
-            let owner = args![policy, group_id.key(tx.key_form())];
+            let owner = args![policy, group_id.key()];
             Scan::filtered(tx, filter.from, OF_GROUP, owner).await
         }
     }
@@ -211,7 +209,7 @@ fn read_story(row: &mut Row) -> Result<Story, StoreError> {
         tokens: row.get("tokens")?,
         trained_tokens: row.get("trained_tokens")?,
         response_tokens: row.get("response_tokens")?,
-        status: row.get::<Option<i64>>("status")?.and_then(codes::status_of),
+        status: row.get("status")?,
         received_at: row.get("received_us")?,
         decided_at: row.get("decided_us")?,
         batched_at: row.get::<Option<_>>("batched_us")?.filter(|_| delivered),
@@ -321,7 +319,7 @@ impl Op for GroupFilter {
             Scan::unfiltered(self.from)
         };
         let (above, to) = scan.range();
-        let key = self.group_id.as_ref().map(|group_id| group_id.key(tx.key_form()));
+        let key = self.group_id.as_ref().map(|group_id| group_id.key());
         let (statement, second) = match (key, self.batch_id) {
             (Some(key), _) => (BY_ID, args![key]),
             (None, Some(batch_id)) => (BY_BATCH, args![batch_id.as_bytes()]),
@@ -335,7 +333,7 @@ impl Op for GroupFilter {
             let place: Option<i64> = if in_batch { Some(row.get("place")?) } else { None };
             let group = read_group(row)?;
             if let Some(key) = &key {
-                tx.key_found(&group.group_id, |found| found == key)?;
+                key_found(&group.group_id, |found| found == key)?;
             }
             groups.push((place.unwrap_or(group.group_pk.0), group));
         }

@@ -16,7 +16,7 @@ use super::{
 use crate::{
     error::StoreError,
     op::Op,
-    sql::{Statement, Tx, args, key_list},
+    sql::{Statement, Tx, args, key_found, key_list},
 };
 
 /// Batches of a group that are told.
@@ -62,13 +62,12 @@ impl Op for FindId {
                 ) AS g
                 WHERE p.policy_pk = ANY ($1::bigint[])",
         };
-        let form = tx.key_form();
         let mut found = IdMatches::default();
         if let Some(rollout_id) = &self.rollout_id {
-            found.rollouts = having(tx, FIND_ROLLOUTS, &self.policies, rollout_id.key(form)).await?;
+            found.rollouts = having(tx, FIND_ROLLOUTS, &self.policies, rollout_id.key()).await?;
         }
         if let Some(group_id) = &self.group_id {
-            found.groups = having(tx, FIND_GROUPS, &self.policies, group_id.key(form)).await?;
+            found.groups = having(tx, FIND_GROUPS, &self.policies, group_id.key()).await?;
         }
         Ok(found)
     }
@@ -83,7 +82,7 @@ async fn having(
 ) -> Result<Vec<PolicyName>, StoreError> {
     let mut found = Vec::new();
     for mut row in tx.fetch_all(statement, args![key_list(policies.iter().map(|policy| policy.0)), key]).await? {
-        tx.key_found(&row.get::<String>("id")?, |found| *found == key)?;
+        key_found(&row.get::<String>("id")?, |found| *found == key)?;
         let name: String = row.get("name")?;
         found.push(PolicyName::parse(&name).map_err(|error| StoreError::Corrupt(error.to_string()))?);
     }
@@ -143,10 +142,9 @@ async fn group_of(find: &FindLife, tx: &mut Tx<'_>) -> Result<Option<GroupPk>, S
         WHERE policy_pk = $1 AND run = $2 AND group_key = $3",
     );
     let Some(policy) = policy::find(tx, &find.policy).await? else { return Ok(None) };
-    let form = tx.key_form();
     let (statement, key) = match &find.of {
-        LifeOf::Rollout(rollout_id) => (OF_ROLLOUT, rollout_id.key(form)),
-        LifeOf::Group(group_id) => (OF_ID, group_id.key(form)),
+        LifeOf::Rollout(rollout_id) => (OF_ROLLOUT, rollout_id.key()),
+        LifeOf::Group(group_id) => (OF_ID, group_id.key()),
     };
     let row = tx.fetch_optional(statement, args![policy.policy_pk, policy.run, key]).await?;
     row.map(|mut row| row.get("group_pk")).transpose()

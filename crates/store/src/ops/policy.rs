@@ -369,10 +369,10 @@ impl Op for ReadWaiting {
         );
         const SELECT_HOLDING: Statement = Statement::new(
             "-- select_holding
-            SELECT batch_id, consumer, COALESCE(granted_us, created_us) AS since_us, expires_us, attempt
+            SELECT batch_id, consumer, granted_us AS since_us, expires_us, attempt
             FROM batch
             WHERE policy_pk = $1 AND run = $2 AND state = 'leased'
-            ORDER BY COALESCE(granted_us, created_us), batch_pk
+            ORDER BY granted_us, batch_pk
             LIMIT $3",
         );
         let mut waiting = WaitingFor::default();

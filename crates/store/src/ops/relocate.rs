@@ -4,11 +4,7 @@
 //! are read between the two operations.
 
 use bytes::Bytes;
-use forebay_domain::{
-    clock::Timestamp,
-    formats::payload::{Codec, Payload},
-    ids::RolloutPk,
-};
+use forebay_domain::{clock::Timestamp, formats::payload::Payload, ids::RolloutPk};
 use std::collections::HashMap;
 
 use super::sweep::count_released;
@@ -88,8 +84,8 @@ impl Op for FindMisplaced {
             let Some(mut row) = tx.fetch_optional(FIND_MISPLACED, args![rollout]).await? else { continue };
             let place = Place::read(&mut row)?;
             let body: Bytes = row.get("body")?;
-            let codec = Codec::from_number(row.get("codec")?);
-            let payload = Payload { codec, digest: row.get("digest")?, unpacked_bytes: body.len(), body };
+            let payload =
+                Payload { codec: row.get("codec")?, digest: row.get("digest")?, unpacked_bytes: body.len(), body };
             found.push(Misplaced { rollout, payload, place });
         }
         Ok((last, found))

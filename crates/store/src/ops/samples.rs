@@ -2,7 +2,7 @@
 
 use forebay_domain::{
     clock::Timestamp,
-    formats::payload::{Codec, Payload},
+    formats::payload::Payload,
     ids::{BatchId, PolicyName, RolloutPk},
     lease::{Batch, BatchFilter},
     pages::Page,
@@ -163,7 +163,7 @@ impl Op for ReadPayloads {
         let mut payloads: HashMap<RolloutPk, (Payload, Option<Place>)> = HashMap::with_capacity(self.0.len());
         for mut row in tx.fetch_all(SELECT_PAYLOADS, args![keys]).await? {
             let payload = Payload {
-                codec: Codec::from_number(row.get("codec")?),
+                codec: row.get("codec")?,
                 digest: row.get("digest")?,
                 body: row.get("body")?,
                 unpacked_bytes: row.get::<u64>("unpacked_bytes")? as usize,

@@ -289,7 +289,7 @@ impl Op for SessionFilter {
         let policy = self.policy.as_str();
         if let Some(rollout_id) = &self.rollout_id {
             let (above, to) = self.from.range(None);
-            let values = args![policy, rollout_id.key(tx.key_form()), above, to, self.state];
+            let values = args![policy, rollout_id.key(), above, to, self.state];
             let rows = tx.fetch_all(BY_ROLLOUT, values).await?;
             let sessions = read_all(tx, rows).await?;
             return Scan::unfiltered(self.from).page(tx, sessions, u32::MAX, |session| session.session_pk.0).await;

@@ -100,7 +100,7 @@ pub(super) async fn log(
         batch.metrics.get(REWARD_ALL).copied(),
         sums.stale_sum,
         sums.stale_max,
-        batch.waited_us.unwrap_or(0),
+        batch.waited_us,
         batch.held_us(now),
         batch.attempt,
         batch.version_current,

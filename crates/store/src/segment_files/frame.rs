@@ -9,10 +9,7 @@
 //! Rows of the database say where the payloads are. The heads are for the doctor, and for moving frames: they say what
 //! is in a file without the database.
 
-use forebay_domain::{
-    formats::payload::{Codec, Payload},
-    ids::RolloutPk,
-};
+use forebay_domain::{formats::payload::Payload, ids::RolloutPk};
 
 /// Bytes of the head of a file or a frame.
 pub(super) const HEAD_BYTES: u64 = 64;
@@ -38,9 +35,8 @@ pub(super) fn of_file(number: i64, mark: i64) -> Head {
 /// The head of a frame.
 pub(super) fn of_frame(rollout: RolloutPk, payload: &Payload) -> Head {
     let mut head = [0; HEAD_BYTES as usize];
-    let codec = payload.codec.map_or(0, |codec| codec as u32);
     head[..4].copy_from_slice(FRAME);
-    head[4..8].copy_from_slice(&codec.to_le_bytes());
+    head[4..8].copy_from_slice(&payload.codec.to_le_bytes());
     head[8..16].copy_from_slice(&rollout.0.to_le_bytes());
     head[16..24].copy_from_slice(&(payload.body.len() as u64).to_le_bytes());
     head[24..56].copy_from_slice(&payload.digest);
@@ -50,7 +46,7 @@ pub(super) fn of_frame(rollout: RolloutPk, payload: &Payload) -> Head {
 /// What the head of a frame says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FrameHead {
-    pub(crate) codec: Option<Codec>,
+    pub(crate) codec: u32,
     pub(crate) rollout: RolloutPk,
     pub(crate) length: u64,
     pub(crate) digest: [u8; 32],
@@ -60,7 +56,7 @@ pub(crate) struct FrameHead {
 pub(super) fn read_frame(head: &Head) -> Option<FrameHead> {
     let is_frame = &head[..4] == FRAME && sealed(*head) == *head;
     is_frame.then(|| FrameHead {
-        codec: Codec::from_number(i64::from(u32::from_le_bytes(part(head, 4)))),
+        codec: u32::from_le_bytes(part(head, 4)),
         rollout: RolloutPk(i64::from_le_bytes(part(head, 8))),
         length: u64::from_le_bytes(part(head, 16)),
         digest: part(head, 24),
@@ -90,18 +86,18 @@ mod tests {
     /// Files of all versions must be readable, so these bytes never change.
     #[test]
     fn heads_are_written_as_in_all_versions() {
-        let payload = Payload::claimed(Codec::Columns, b"payload".to_vec());
+        let payload = Payload::claimed(b"payload".to_vec());
         let file = "46425345470000010300000000000000feffffffffffffff\
             00000000000000000000000000000000000000000000000000000000000000007150c6d6ae69c725";
         assert_eq!(of_file(3, -2), bytes_of(file));
-        let frame = "464246520200000007000000000000000700000000000000\
-            ec90915fa26ab012a89a88ecc8b47e4dd76c4adfd6abd1fc10e321b0fca18d1d3f1981fcd863b565";
+        let frame = "464246520100000007000000000000000700000000000000\
+            ec90915fa26ab012a89a88ecc8b47e4dd76c4adfd6abd1fc10e321b0fca18d1d121b5d78d9023c8d";
         assert_eq!(of_frame(RolloutPk(7), &payload), bytes_of(frame));
     }
 
     #[test]
     fn a_head_with_one_changed_bit_is_no_head() {
-        let payload = Payload::claimed(Codec::Columns, b"payload".to_vec());
+        let payload = Payload::claimed(b"payload".to_vec());
         let head = of_frame(RolloutPk(7), &payload);
         let expected = FrameHead { codec: payload.codec, rollout: RolloutPk(7), length: 7, digest: payload.digest };
         assert_eq!(read_frame(&head), Some(expected));

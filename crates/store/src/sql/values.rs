@@ -5,12 +5,14 @@ use std::sync::Arc;
 use bytes::Bytes;
 use forebay_domain::{
     clock::Timestamp,
+    formats::codes,
     ids::{
         AdmissionId, BatchId, BatchPk, CallPk, Epoch, ExecutionId, GroupPk, IdKey, KeyPk, PolicyPk, RolloutPk, Run,
         SessionId, SessionPk, Step, Version,
     },
     states::{BatchState, GroupState, SessionState, Verdict},
 };
+use forebay_wire::Status;
 
 use crate::error::StoreError;
 
@@ -349,6 +351,12 @@ impl<const N: usize> FromCell for [u8; N] {
 impl FromCell for ExecutionId {
     fn from_cell(cell: Cell) -> Option<Self> {
         Self::from_stored(&Vec::from_cell(cell)?)
+    }
+}
+
+impl FromCell for Status {
+    fn from_cell(cell: Cell) -> Option<Self> {
+        codes::status_of(i64::from_cell(cell)?)
     }
 }
 

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc};
 use forebay_wire::{FilterRule, FilterScope, Status};
 use serde_json::value::RawValue;
 
-use super::{IN_PAYLOAD, NOT_IN_OLD_ROWS, Payloads};
+use super::{IN_PAYLOAD, Payloads};
 use crate::{
     clock::Timestamp,
     finalize::{self, Cause, GroupDecision, GroupSnapshot, Member},
@@ -70,7 +70,6 @@ pub struct Comparison {
 struct Side {
     rules: Arc<Rules>,
     needs_payload: bool,
-    names_old: bool,
 }
 
 /// What decides groups again.
@@ -110,11 +109,11 @@ impl Judge {
 
     /// The rollouts of a group whose payloads are needed.
     pub fn payloads_of<'g>(&self, group: &'g PastGroup) -> impl Iterator<Item = &'g PastRollout> {
-        let sides = [&self.draft, &self.now].map(|side| (side.needs_payload, side.names_old, side.is_of(group)));
+        let sides = [&self.draft, &self.now].map(|side| (side.needs_payload, side.is_of(group)));
         group.rollouts.iter().filter(move |rollout| {
-            sides.iter().any(|&(needs_payload, names_old, is_same)| {
+            sides.iter().any(|&(needs_payload, is_same)| {
                 let is_known = is_same && rollout.verdict != Verdict::Late;
-                !is_known && (needs_payload || names_old && is_old(rollout))
+                !is_known && needs_payload
             })
         })
     }
@@ -199,8 +198,7 @@ impl Judge {
         failures: &mut Vec<Failure>,
     ) -> Result<Judged, &'static str> {
         let rollout = &group.rollouts[place];
-        let needs_payload = side.needs_payload || side.names_old && is_old(rollout);
-        if needs_payload && rollout.verdict != Verdict::Late && side.is_of(group) {
+        if side.needs_payload && rollout.verdict != Verdict::Late && side.is_of(group) {
             // The same filters gave this verdict, so the payload need not be read.
             failures.extend(rollout.failed_filters.iter().map(|filter| Failure {
                 filter: filter.clone(),
@@ -210,7 +208,7 @@ impl Judge {
             }));
             return Ok((rollout.verdict, rollout.reason.clone()));
         }
-        let known = if needs_payload { payloads.of(rollout)? } else { Known::of_row(rollout) };
+        let known = if side.needs_payload { payloads.of(rollout)? } else { Known::of_row(rollout) };
         let facts = self.facts(rollout, &known);
         let filters = side.rules.filters();
         let Evaluation { matched, failed, .. } = filters.evaluate_rollout(&facts);
@@ -262,8 +260,7 @@ impl JudgedGroup {
 
 impl Side {
     fn new(rules: Arc<Rules>) -> Self {
-        let names = |variables: &[&str]| rules.filters().rollout_filters_name(variables);
-        Self { needs_payload: names(&IN_PAYLOAD), names_old: names(&NOT_IN_OLD_ROWS), rules }
+        Self { needs_payload: rules.filters().rollout_filters_name(&IN_PAYLOAD), rules }
     }
 
     /// Whether the rollouts of a group were judged by the same filters.
@@ -279,13 +276,13 @@ impl Known<'_> {
     /// What the row of a rollout has; the rest is not asked for.
     fn of_row(rollout: &PastRollout) -> Self {
         Self {
-            status: rollout.status.unwrap_or_default(),
+            status: rollout.status,
             environment: None,
             reward_components: &NO_COMPONENTS,
             temperature: 1.0,
             metadata: None,
-            response_tokens: rollout.response_tokens.unwrap_or(0),
-            max_segment_tokens: rollout.max_segment_tokens.unwrap_or(0),
+            response_tokens: rollout.response_tokens,
+            max_segment_tokens: rollout.max_segment_tokens,
         }
     }
 }
@@ -314,11 +311,6 @@ impl Payloads {
             None => Err("payload-purged"),
         }
     }
-}
-
-/// Whether an earlier version stored the row.
-fn is_old(rollout: &PastRollout) -> bool {
-    rollout.status.is_none() || rollout.response_tokens.is_none() || rollout.max_segment_tokens.is_none()
 }
 
 /// A group before its first rollout.

@@ -112,11 +112,8 @@ pub(super) fn unknown(facts: &Facts, state: State) -> Vec<Finding> {
     let day = &facts.windows.day;
     let is_short = day.seconds < 3_600 && !matches!(state, State::Fed | State::Idle);
     if is_short {
-        let text = if day.seconds == 0 {
-            "what happened before the upgrade is not in the history".to_owned()
-        } else {
-            format!("the history is {} long; nothing before it is compared", duration(day.seconds as f64))
-        };
+        let long = duration(day.seconds as f64);
+        let text = format!("the history is {long} long; nothing before it is compared");
         found.push(finding("short-history", text, Numbers::from([("history_s", day.seconds as f64)])));
     }
     found

@@ -11,10 +11,7 @@ use std::{
 };
 
 use async_trait::async_trait;
-use forebay_domain::{
-    formats::payload::Payload,
-    ids::{KeyForm, RolloutPk},
-};
+use forebay_domain::{formats::payload::Payload, ids::RolloutPk};
 use rusqlite::{
     CachedStatement, OpenFlags, ToSql,
     types::{ToSqlOutput, ValueRef},
@@ -37,7 +34,6 @@ const CACHE_KIB: i64 = 32 << 10;
 /// A connection to a file that exists.
 pub(super) struct Direct {
     connection: rusqlite::Connection,
-    key_form: KeyForm,
     /// Where the writer appends payloads, if they are stored in segment files.
     appender: Option<Appender>,
     /// By the address of the statement's text, which is the same for every run.
@@ -53,8 +49,8 @@ struct Shape {
 
 impl Direct {
     /// Opens the connection that writes.
-    pub(super) fn writing(path: &Path, key_form: KeyForm) -> Result<Self, rusqlite::Error> {
-        let opened = Self::open(path, OpenFlags::SQLITE_OPEN_READ_WRITE, key_form)?;
+    pub(super) fn writing(path: &Path) -> Result<Self, rusqlite::Error> {
+        let opened = Self::open(path, OpenFlags::SQLITE_OPEN_READ_WRITE)?;
         let connection = &opened.connection;
         // NORMAL would lose acknowledged commits in a power cut, and with group commit it is no faster.
         connection.pragma_update(None, "synchronous", "FULL")?;
@@ -70,15 +66,15 @@ impl Direct {
     }
 
     /// Opens a connection that only reads. The writer sets how the file is organised.
-    pub(super) fn reading(path: &Path, key_form: KeyForm) -> Result<Self, rusqlite::Error> {
-        Self::open(path, OpenFlags::SQLITE_OPEN_READ_ONLY, key_form)
+    pub(super) fn reading(path: &Path) -> Result<Self, rusqlite::Error> {
+        Self::open(path, OpenFlags::SQLITE_OPEN_READ_ONLY)
     }
 
-    fn open(path: &Path, access: OpenFlags, key_form: KeyForm) -> Result<Self, rusqlite::Error> {
+    fn open(path: &Path, access: OpenFlags) -> Result<Self, rusqlite::Error> {
         let connection = rusqlite::Connection::open_with_flags(path, access | OpenFlags::SQLITE_OPEN_NO_MUTEX)?;
         connection.busy_timeout(BUSY_TIMEOUT)?;
         connection.set_prepared_statement_cache_capacity(STATEMENTS_MAX);
-        Ok(Self { connection, key_form, appender: None, shapes: HashMap::new() })
+        Ok(Self { connection, appender: None, shapes: HashMap::new() })
     }
 
     pub(super) fn close(self) -> Result<(), rusqlite::Error> {
@@ -146,10 +142,6 @@ impl Connection for Direct {
         Ok(found)
     }
 
-    fn key_form(&self) -> KeyForm {
-        self.key_form
-    }
-
     fn place_payload(&mut self, rollout: RolloutPk, payload: &Payload) -> Option<Place> {
         self.appender.as_mut().map(|appender| appender.place(rollout, payload))
     }
@@ -208,7 +200,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("a temporary folder can be made");
         let path = folder.path().join("x.db");
         let made = SqliteConnection::connect_with(&file_options(&path)).await.expect("the file can be made");
-        let connection = Direct::writing(&path, KeyForm::Ordered).expect("the file can be written");
+        let connection = Direct::writing(&path).expect("the file can be written");
         made.close().await.expect("the other connection ends");
         let pragma = |name: &str| connection.connection.pragma_query_value(None, name, |row| row.get::<_, i64>(0));
         // 2 is FULL: the log is synced at every commit.

@@ -6,7 +6,6 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use forebay_domain::ids::KeyForm;
 use tokio::{runtime::Handle, sync::Semaphore, task::spawn_blocking};
 
 use super::direct::Direct;
@@ -24,7 +23,6 @@ const READERS_MAX: u32 = 4;
 #[derive(Debug)]
 pub(super) struct Readers {
     path: PathBuf,
-    key_form: KeyForm,
     turns: Arc<Semaphore>,
     idle: Arc<Mutex<Vec<Direct>>>,
     rules: Arc<RulesCache>,
@@ -32,20 +30,20 @@ pub(super) struct Readers {
 
 impl Readers {
     /// Opens the first connection, so that errors show at the start.
-    pub(super) fn open(path: PathBuf, key_form: KeyForm, rules: Arc<RulesCache>) -> Result<Self, rusqlite::Error> {
-        let idle = Arc::new(Mutex::new(vec![Direct::reading(&path, key_form)?]));
-        Ok(Self { path, key_form, turns: Arc::new(Semaphore::new(READERS_MAX as usize)), idle, rules })
+    pub(super) fn open(path: PathBuf, rules: Arc<RulesCache>) -> Result<Self, rusqlite::Error> {
+        let idle = Arc::new(Mutex::new(vec![Direct::reading(&path)?]));
+        Ok(Self { path, turns: Arc::new(Semaphore::new(READERS_MAX as usize)), idle, rules })
     }
 
     /// Runs an operation on a consistent snapshot. It continues if the caller is dropped.
     pub(super) async fn read<O: Op>(&self, op: O) -> Result<O::Output, StoreError> {
         let turn = Arc::clone(&self.turns).acquire_owned().await.map_err(|_| StoreError::Closed)?;
         let (path, idle, rules) = (self.path.clone(), Arc::clone(&self.idle), Arc::clone(&self.rules));
-        let (key_form, runtime) = (self.key_form, Handle::current());
+        let runtime = Handle::current();
         let read = spawn_blocking(move || {
             let _turn = turn;
             let known = idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
-            let mut connection = known.map_or_else(|| Direct::reading(&path, key_form), Ok)?;
+            let mut connection = known.map_or_else(|| Direct::reading(&path), Ok)?;
             let output = runtime.block_on(snapshot(&mut connection, &op, &rules))?;
             // After an error the state of the connection is unknown. It is dropped, and another is opened when one is
             // needed.

@@ -3,19 +3,16 @@
 //! Separate from [`Sqlite`](super::Sqlite), which holds the files, brings the schema up to date and writes. SQLite lets
 //! other processes read a file in WAL mode, each on a snapshot of its own.
 
-use forebay_domain::formats::payload::Codec;
 use sqlx::{Connection as _, SqliteConnection, sqlite::SqliteConnectOptions};
 use std::{path::Path, sync::Arc};
 
-use super::{
-    BUSY_TIMEOUT, Files, MIGRATIONS, Names, check_version, direct::Direct, key_form, readers::Readers, segments,
-};
+use super::{BUSY_TIMEOUT, Files, MIGRATIONS, Names, check_version, direct::Direct, readers::Readers, segments};
 use crate::{
     dialect::Dialect,
     error::StoreError,
     health::HealthReporter,
     op::Op,
-    open::OpenError,
+    open::{BASELINE, OpenError},
     payloads::PlaceReader,
     peers::Peers,
     rules_cache::RulesCache,
@@ -39,11 +36,10 @@ impl SqliteReading {
         let mut connection = SqliteConnection::connect_with(&options).await.map_err(unopened)?;
         check_version(&mut connection).await?;
         check_schema(&mut connection, path).await?;
-        let key_form = key_form(&mut connection, path).await?;
         let unused = |source| OpenError::Sqlite { name: path.display().to_string(), source };
-        let readers = Readers::open(path.to_owned(), key_form, Arc::new(RulesCache::default())).map_err(unused)?;
+        let readers = Readers::open(path.to_owned(), Arc::new(RulesCache::default())).map_err(unused)?;
         connection.close().await.map_err(unopened)?;
-        let recorded = segments::recorded(&mut Direct::reading(path, key_form).map_err(unused)?).await;
+        let recorded = segments::recorded(&mut Direct::reading(path).map_err(unused)?).await;
         let recorded = recorded.map_err(|source| OpenError::Payloads { name: path.display().to_string(), source })?;
         // Without a recorded number, no row names a segment file.
         let store_id = recorded.map_or(0, |recorded| recorded.store_id);
@@ -62,6 +58,7 @@ async fn check_schema(connection: &mut SqliteConnection, path: &Path) -> Result<
     match found.cmp(&newest) {
         std::cmp::Ordering::Equal => Ok(()),
         std::cmp::Ordering::Greater => Err(OpenError::Newer { name, version: found }),
+        std::cmp::Ordering::Less if (1..BASELINE).contains(&found) => Err(OpenError::TooOld { name }),
         std::cmp::Ordering::Less => Err(OpenError::Settings(format!(
             "database {name} has the schema of an older forebay: start `forebay serve` or run `forebay doctor` of this \
              version, which bring it up to date, or use the program of that version"
@@ -70,8 +67,6 @@ async fn check_schema(connection: &mut SqliteConnection, path: &Path) -> Result<
 }
 
 impl Dialect for SqliteReading {
-    const PAYLOADS: Codec = Codec::Columns;
-
     const INGESTS: usize = 1;
 
     /// Nothing is ever written.

@@ -19,7 +19,7 @@ pub(super) struct Recorded {
     pub(super) store_id: u32,
 }
 
-/// Reads what the database records; none before a version with segment files has served it.
+/// Reads what the database records; none before its first start has come so far.
 pub(super) async fn recorded(connection: &mut Direct) -> Result<Option<Recorded>, StoreError> {
     const FIND_STORE: Statement = Statement::new(
         "-- find_payload_store
@@ -143,15 +143,14 @@ pub(super) async fn empty_files(connection: &mut Direct, newest: i64) -> Result<
 }
 
 /// Opens the segment files as the database and the configuration say. Without a configured kind, the recorded one
-/// stays, and without a recorded one it is `otherwise`.
+/// stays, and a new database has segment files.
 pub(super) async fn open(
     connection: &mut Direct,
     path: PathBuf,
     configured: Option<PayloadKind>,
-    otherwise: PayloadKind,
 ) -> Result<(Arc<Reader>, PayloadKind), StoreError> {
     let found = recorded(connection).await?;
-    let kind = configured.or(found.map(|found| found.kind)).unwrap_or(otherwise);
+    let kind = configured.or(found.map(|found| found.kind)).unwrap_or(PayloadKind::Segments);
     let store_id = found.map_or_else(new_store_id, |found| found.store_id);
     if found.is_none_or(|found| found.kind != kind) {
         record(connection, Recorded { kind, store_id }).await?;

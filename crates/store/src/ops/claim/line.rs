@@ -11,15 +11,12 @@
 //! added. Transactions that begin later take later positions, because each gets its number before it takes a position.
 //! Groups that are put back move the beginning back to their positions.
 
-use forebay_domain::{clock::Timestamp, ids::PolicyPk, policies::Policy};
+use forebay_domain::{ids::PolicyPk, policies::Policy};
 
 use crate::{
     error::StoreError,
     sql::{Statement, Tx, args},
 };
-
-/// How often the whole line is read. A replica of an earlier version puts groups back without moving the beginning.
-const WHOLE_EVERY_S: u64 = 600;
 
 /// The line of a policy, read under the lock of the policy's row, with other notes that a claim keeps there.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -33,9 +30,6 @@ pub(super) struct Line {
     /// The lowest number of a running transaction, and the first number that was not given out yet.
     oldest: i64,
     upcoming: i64,
-    looked_at: Timestamp,
-    /// The time of this claim, if it reads the whole line.
-    whole_at: Option<Timestamp>,
 }
 
 /// The part of the line that a claim read.
@@ -48,37 +42,33 @@ pub(super) struct Found {
 }
 
 impl Line {
-    pub(super) async fn read(tx: &mut Tx<'_>, policy: &Policy, now: Timestamp) -> Result<Self, StoreError> {
+    pub(super) async fn read(tx: &mut Tx<'_>, policy: &Policy) -> Result<Self, StoreError> {
         const SELECT_LINE: Statement = Statement {
             sqlite: "-- select_line
-                SELECT tally_mark, ready_from, ready_next, ready_mark, ready_looked_us, 0 AS oldest, 0 AS upcoming
+                SELECT tally_mark, ready_from, ready_next, ready_mark, 0 AS oldest, 0 AS upcoming
                 FROM policy
                 WHERE policy_pk = $1",
             postgres: "-- select_line
-                SELECT tally_mark, ready_from, ready_next, ready_mark, ready_looked_us,
+                SELECT tally_mark, ready_from, ready_next, ready_mark,
                     CAST(CAST(pg_snapshot_xmin(pg_current_snapshot()) AS TEXT) AS BIGINT) AS oldest,
                     CAST(CAST(pg_snapshot_xmax(pg_current_snapshot()) AS TEXT) AS BIGINT) AS upcoming
                 FROM policy
                 WHERE policy_pk = $1",
         };
         let mut row = tx.fetch_one(SELECT_LINE, args![policy.policy_pk]).await?;
-        let (from, looked_at): (i64, Timestamp) = (row.get("ready_from")?, row.get("ready_looked_us")?);
-        let is_read_whole = from > 0 && looked_at.plus_seconds(WHOLE_EVERY_S) <= now;
         Ok(Self {
             tally_mark: row.get("tally_mark")?,
-            from,
+            from: row.get("ready_from")?,
             next: row.get("ready_next")?,
             mark: row.get("ready_mark")?,
             oldest: row.get("oldest")?,
             upcoming: row.get("upcoming")?,
-            looked_at,
-            whole_at: is_read_whole.then_some(now),
         })
     }
 
     /// The position at which a claim begins.
     pub(super) fn begin(&self) -> i64 {
-        if self.whole_at.is_some() { 0 } else { self.from }
+        self.from
     }
 
     /// Notes the result of a claim that took no group, unless that can wait for the next batch.
@@ -93,8 +83,7 @@ impl Line {
             moved.advance(found);
         }
         // `next` alone is not worth a write, because an idle service writes nothing. It is noted with the next batch.
-        let is_worth_it = moved.from != self.from || moved.looked_at != self.looked_at;
-        if is_worth_it { self.write(tx, policy, found).await } else { Ok(()) }
+        if moved.from != self.from { self.write(tx, policy, found).await } else { Ok(()) }
     }
 
     /// Notes the result of a claim.
@@ -107,28 +96,27 @@ impl Line {
         const SET_LINE: Statement = Statement {
             sqlite: "-- set_line
                 UPDATE policy
-                SET tally_mark = $2, ready_from = $3, ready_next = $4, ready_looked_us = $5,
-                    ready_mark = CASE WHEN $6 = 1 THEN 0 ELSE ready_mark END
+                SET tally_mark = $2, ready_from = $3, ready_next = $4,
+                    ready_mark = CASE WHEN $5 = 1 THEN 0 ELSE ready_mark END
                 WHERE policy_pk = $1",
             // The transaction numbers are read now, not before the line was read.
             postgres: "-- set_line
                 UPDATE policy
-                SET tally_mark = $2, ready_from = $3, ready_next = $4, ready_looked_us = $5,
+                SET tally_mark = $2, ready_from = $3, ready_next = $4,
                     ready_mark = CASE
-                        WHEN $6 = 1 THEN CAST(CAST(pg_snapshot_xmax(pg_current_snapshot()) AS TEXT) AS BIGINT)
+                        WHEN $5 = 1 THEN CAST(CAST(pg_snapshot_xmax(pg_current_snapshot()) AS TEXT) AS BIGINT)
                         ELSE ready_mark
                     END
                 WHERE policy_pk = $1",
         };
         let is_noted_anew = found.is_some_and(|found| self.advance(found));
-        let Self { tally_mark, from, next, looked_at, .. } = self;
-        let values = args![policy.policy_pk, tally_mark, from, next, looked_at, is_noted_anew];
+        let Self { tally_mark, from, next, .. } = self;
+        let values = args![policy.policy_pk, tally_mark, from, next, is_noted_anew];
         tx.guarded(SET_LINE, values, 1).await
     }
 
     /// Moves the beginning as far as is certain. Returns whether `next` was noted again.
     fn advance(&mut self, found: Found) -> bool {
-        self.looked_at = self.whole_at.unwrap_or(self.looked_at);
         let ended = self.oldest >= self.mark;
         let certain = if ended { self.next } else { self.from };
         self.from = found.first_left.map_or(certain, |left| left.min(certain));
@@ -159,9 +147,7 @@ mod tests {
     use super::*;
 
     fn line(from: i64, next: i64, mark: i64, oldest: i64) -> Line {
-        let looked_at = Timestamp::from_micros(0);
-        let tally_mark = String::new();
-        Line { tally_mark, from, next, mark, oldest, upcoming: 100, looked_at, whole_at: None }
+        Line { tally_mark: String::new(), from, next, mark, oldest, upcoming: 100 }
     }
 
     fn left(place: i64) -> Found {

@@ -276,7 +276,7 @@ impl<'b> Decider<'b> {
             policy: new.policy.clone(),
             rollout_id: new.rollout_id.clone(),
             group_id: new.group(),
-            execution_id: Some(new.execution_id.clone()),
+            execution_id: new.execution_id.clone(),
             warnings,
             assembly: new.form(decision.retries).assembly,
             decision,

@@ -21,7 +21,7 @@ use crate::{
         fill, group, names, policy,
         session::{self, EndingSession},
     },
-    sql::{NewKeys, Row, Statement, Tx, args, id_key_list, key_run},
+    sql::{NewKeys, Row, Statement, Tx, args, id_key_list, key_found, key_run},
 };
 
 /// The stored data.
@@ -184,7 +184,7 @@ async fn stored(
         let by_rules: BTreeSet<IdKey> = by_rules.map(|incoming| incoming.rollout_key).collect();
         let list = id_key_list(keys.iter().copied());
         for mut row in tx.fetch_all(SELECT_STORED, args![policy.policy_pk, policy.run, list]).await? {
-            let key = tx.key_found(&row.get::<String>("rollout_id")?, |found| keys.contains(found))?;
+            let key = key_found(&row.get::<String>("rollout_id")?, |found| keys.contains(found))?;
             let depends_on_rules = by_rules.contains(&key);
             stored.insert((policy.policy_pk, key), read_stored(tx, &mut row, depends_on_rules).await?);
         }

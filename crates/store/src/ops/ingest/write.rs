@@ -156,11 +156,10 @@ impl<'b> Arrived<'b> {
             return None;
         }
         let payload = &self.form().payload;
-        let codec = payload.codec.map(|codec| codec as i64);
         let place = tx.place_payload(self.rollout_pk, payload);
         let body = if place.is_some() { Bytes::new() } else { payload.body.clone() };
         let [file, start, length] = Place::columns(place);
-        Some(args![self.rollout_pk, codec, &payload.digest[..], body, file, start, length])
+        Some(args![self.rollout_pk, payload.codec, &payload.digest[..], body, file, start, length])
     }
 }
 

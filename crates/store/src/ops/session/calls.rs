@@ -169,7 +169,7 @@ async fn insert(record: &RecordCall, tx: &mut Tx<'_>, policy: PolicyPk, seq: u32
         &head.body_digest[..],
         &record.digest[..],
         &record.body[..],
-        record.request.as_deref(),
+        &record.request[..],
         &record.response[..],
     ];
     let call_pk = tx.fetch_one(INSERT_CALL, values).await?.get("call_pk")?;

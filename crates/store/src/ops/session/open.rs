@@ -85,7 +85,7 @@ async fn opened_before(
         FROM session_key
         WHERE session_pk = $1",
     );
-    let key = probe.rollout_id.key(tx.key_form());
+    let key = probe.rollout_id.key();
     let row = tx.fetch_optional(FIND_OPENED, args![policy.policy_pk, policy.run, key]).await?;
     let Some(mut row) = row else { return Ok(None) };
     let (session_pk, state): (SessionPk, SessionState) = (row.get("session_pk")?, row.get("state")?);
@@ -126,13 +126,13 @@ async fn check(
         FROM rollout_group
         WHERE policy_pk = $1 AND run = $2 AND group_key = $3",
     );
-    let rollout_key = probe.rollout_id.key(tx.key_form());
+    let rollout_key = probe.rollout_id.key();
     let stored = args![policy.policy_pk, policy.run, rollout_key];
     if let Some(mut row) = tx.fetch_optional(FIND_ROLLOUT, stored).await? {
         let (rollout_id, verdict): (_, Verdict) = (probe.rollout_id.to_string(), row.get("verdict")?);
         return Ok(Err(Refusal::RolloutConflict { rollout_id, index, verdict }));
     }
-    let (group_id, group_key) = group_of(tx, probe);
+    let (group_id, group_key) = group_of(probe);
     let group = args![policy.policy_pk, policy.run, group_key];
     let mut rules = policy.rules.clone();
     let (mut size, mut is_open, mut arrived) = (None, false, 0);
@@ -202,8 +202,8 @@ async fn insert(new: &NewSession, tx: &mut Tx<'_>, policies: &[Policy], sizes: &
     for (((policy, probe), size), admission_id) in
         policies.iter().zip(new.probes.iter()).zip(sizes).zip(&new.admissions)
     {
-        let rollout_key = probe.rollout_id.key(tx.key_form());
-        let (_, group_key) = group_of(tx, probe);
+        let rollout_key = probe.rollout_id.key();
+        let (_, group_key) = group_of(probe);
         let values = args![
             session_pk,
             policy.policy_pk,
@@ -230,9 +230,9 @@ async fn insert(new: &NewSession, tx: &mut Tx<'_>, policies: &[Policy], sizes: &
 }
 
 /// The group of a rollout, and its key.
-fn group_of(tx: &Tx<'_>, probe: &NewRollout) -> (GroupId, IdKey) {
+fn group_of(probe: &NewRollout) -> (GroupId, IdKey) {
     let group_id = probe.group();
-    let key = group_id.key(tx.key_form());
+    let key = group_id.key();
     (group_id, key)
 }
 

@@ -149,7 +149,7 @@ mod tests {
         open::{PayloadKind, SEGMENT_FILE_BYTES},
         segment_files::{Reader, SegmentFolder},
     };
-    use forebay_domain::{health::Health, ids::KeyForm};
+    use forebay_domain::health::Health;
 
     const PAGE_BYTES: i64 = sqlite::PAGE_BYTES as i64;
 
@@ -159,7 +159,7 @@ mod tests {
     async fn writer(folder: &std::path::Path) -> Writer {
         let path = folder.join("x.db");
         let made = SqliteConnection::connect_with(&file_options(&path)).await.expect("the file can be made");
-        let connection = Direct::writing(&path, KeyForm::Ordered).expect("the file can be written");
+        let connection = Direct::writing(&path).expect("the file can be written");
         made.close().await.expect("the other connection ends");
         let segments = Reader::new(SegmentFolder::new(folder.join("x.db-segments"), 1));
         let payloads = Payloads::new(Arc::new(segments), PayloadKind::Database, SEGMENT_FILE_BYTES);

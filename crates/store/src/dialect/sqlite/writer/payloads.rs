@@ -301,7 +301,6 @@ mod tests {
         dialect::sqlite::{Files, MIGRATIONS, direct::Direct, file_options},
         segment_files::Found,
     };
-    use forebay_domain::{formats::payload::Codec, ids::KeyForm};
 
     /// The length of files in these tests: two payloads.
     const FILE_BYTES: u64 = 10_000;
@@ -310,11 +309,11 @@ mod tests {
         let path = folder.join("x.db");
         let mut made = SqliteConnection::connect_with(&file_options(&path)).await.expect("the file can be made");
         MIGRATIONS.run(&mut made).await.expect("the schema can be made");
-        let mut connection = Direct::writing(&path, KeyForm::Ordered).expect("the file can be written");
+        let mut connection = Direct::writing(&path).expect("the file can be written");
         made.close().await.expect("the other connection ends");
         // Payloads of no rollouts.
         connection.execute(Statement::new("PRAGMA foreign_keys = 0"), args![]).await.expect("it is a pragma");
-        let opened = segments::open(&mut connection, folder.join("x.db-segments"), Some(kind), kind).await;
+        let opened = segments::open(&mut connection, folder.join("x.db-segments"), Some(kind)).await;
         let (files, kind) = opened.expect("the segment files can be used");
         let held = Files::hold(&path).expect("nobody else has it");
         Writer::alone(connection, held, Payloads::new(files, kind, FILE_BYTES))
@@ -346,9 +345,9 @@ mod tests {
 
         async fn insert(&mut self, rollout: i64) {
             const INSERT: Statement = Statement::new(
-                "INSERT INTO payload (rollout_pk, codec, digest, body, file, start, length) VALUES ($1, 2, $2, $3, $4, $5, $6)",
+                "INSERT INTO payload (rollout_pk, codec, digest, body, file, start, length) VALUES ($1, 1, $2, $3, $4, $5, $6)",
             );
-            let payload = Payload::claimed(Codec::Columns, body(rollout));
+            let payload = Payload::claimed(body(rollout));
             let place = self.connection.place_payload(RolloutPk(rollout), &payload);
             let [file, start, length] = Place::columns(place);
             let stored = if place.is_some() { bytes::Bytes::new() } else { payload.body.clone() };
