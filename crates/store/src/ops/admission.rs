@@ -10,7 +10,7 @@ use forebay_domain::{
         room::{Asked, AskedGroup},
     },
     clock::Timestamp,
-    ids::{AdmissionId, IdKey, PolicyName, PolicyPk, Version},
+    ids::{AdmissionId, GroupId, IdKey, PolicyName, PolicyPk, Version},
     policies::Policy,
     refusal::Refusal,
     states::{GroupState, RolloutState},
@@ -53,7 +53,7 @@ impl Op for Admit {
             return Ok(Err(Refusal::UnknownPolicy(self.request.policy.clone())));
         };
         let request = &self.request;
-        let key = request.group_id.as_ref().map(|group_id| group_id.key());
+        let key = request.group_id.as_ref().map(GroupId::key);
         let group = match key {
             Some(key) => match asked_group(tx, &policy, request, key).await? {
                 Ok(group) => Some(group),

@@ -17,7 +17,7 @@ mod decide;
 mod write;
 use forebay_domain::{
     finalize::{GroupDecision, Member},
-    ids::{ExecutionId, GroupPk, IdKey, PolicyPk},
+    ids::{ExecutionId, GroupId, GroupPk, IdKey, PolicyPk},
     ingest::{
         Bundle, BundleOutcome, Ingest, NewRollout,
         decide::{GroupFill, RolloutDecision},
@@ -82,7 +82,7 @@ pub(super) struct Incoming<'b> {
 impl<'b> Incoming<'b> {
     fn new(new: &'b NewRollout) -> Self {
         let rollout_key = new.rollout_id.key();
-        let group_key = new.group_id.as_ref().map_or(rollout_key, |group_id| group_id.key());
+        let group_key = new.group_id.as_ref().map_or(rollout_key, GroupId::key);
         Self { new, rollout_key, group_key }
     }
 }

@@ -2,7 +2,7 @@
 
 use forebay_domain::{
     groups::Group,
-    ids::{BatchId, GroupId, GroupPk, PolicyName},
+    ids::{BatchId, GroupId, GroupPk, PolicyName, RolloutId},
     looking::ledger::{GroupFilter, Story, StoryFilter},
     pages::Page,
     states::{BatchState, GroupState, RolloutState, Verdict, rollout_state},
@@ -78,8 +78,8 @@ impl Op for StoryFilter {
         let state = self.state.map(state_list);
         let scan = scan(self, tx).await?;
         let (above, to) = scan.range();
-        let rollout = self.rollout_id.as_ref().map(|rollout_id| rollout_id.key());
-        let group = self.group_id.as_ref().map(|group_id| group_id.key());
+        let rollout = self.rollout_id.as_ref().map(RolloutId::key);
+        let group = self.group_id.as_ref().map(GroupId::key);
         let of_execution = self.execution_id.is_some().then(|| self.group_id.as_ref().map(GroupId::as_str)).flatten();
         let (statement, second) = match (rollout, &self.execution_id, group) {
             (Some(key), _, _) => (BY_ROLLOUT, args![key]),
@@ -319,7 +319,7 @@ impl Op for GroupFilter {
             Scan::unfiltered(self.from)
         };
         let (above, to) = scan.range();
-        let key = self.group_id.as_ref().map(|group_id| group_id.key());
+        let key = self.group_id.as_ref().map(GroupId::key);
         let (statement, second) = match (key, self.batch_id) {
             (Some(key), _) => (BY_ID, args![key]),
             (None, Some(batch_id)) => (BY_BATCH, args![batch_id.as_bytes()]),

@@ -83,7 +83,7 @@ impl Line {
             moved.advance(found);
         }
         // `next` alone is not worth a write, because an idle service writes nothing. It is noted with the next batch.
-        if moved.from != self.from { self.write(tx, policy, found).await } else { Ok(()) }
+        if moved.from == self.from { Ok(()) } else { self.write(tx, policy, found).await }
     }
 
     /// Notes the result of a claim.
