@@ -30,12 +30,12 @@ use self::{
     retry::Repeat,
 };
 use crate::wire::{
-    AbortRequest, AckRequest, Admission, AdmissionRequest, BatchDescriptor, BatchPage, BatchRequest, BulkLine,
-    CheckpointRequest, CheckpointResponse, CloseRequest, DiscardRequest, ExtendRequest, FilterNames, FinishRequest,
-    GroupInfo, GroupPage, KeyCreated, KeyInfo, KeyPage, KeyRequest, NackRequest, PolicyList, PolicyRules, PolicyStatus,
-    Receipt, ResetRequest, ResetResponse, ResumeRequest, ResumeResponse, Sample, SessionEnded, SessionFinish,
-    SessionInfo, SessionOpened, SessionPage, SessionRequest, SessionTurns, Stats, Trajectory, TrajectoryContent,
-    TrajectoryPage, TrajectoryStory, TryRequest, TryResult, VersionRequest, WhoAmI,
+    ARROW_STREAM, AbortRequest, AckRequest, Admission, AdmissionRequest, BatchDescriptor, BatchPage, BatchRequest,
+    BulkLine, CheckpointRequest, CheckpointResponse, CloseRequest, DiscardRequest, ExtendRequest, FilterNames,
+    FinishRequest, GroupInfo, GroupPage, KeyCreated, KeyInfo, KeyPage, KeyRequest, NackRequest, PolicyList,
+    PolicyRules, PolicyStatus, Receipt, ResetRequest, ResetResponse, ResumeRequest, ResumeResponse, Sample,
+    SessionEnded, SessionFinish, SessionInfo, SessionOpened, SessionPage, SessionRequest, SessionTurns, Stats,
+    Trajectory, TrajectoryContent, TrajectoryPage, TrajectoryStory, TryRequest, TryResult, VersionRequest, WhoAmI,
 };
 
 pub use error::{ClientError, TransportError};
@@ -391,10 +391,9 @@ impl Client {
         self.export_as(policy, query, NDJSON).await
     }
 
-    /// Begins an export as an Arrow stream, which takes much less time for both sides. A service of an earlier version
-    /// answers with lines: [`Export::is_arrow`] says which.
+    /// Begins an export as an Arrow stream, which takes much less time for both sides.
     pub async fn export_arrow(&self, policy: &str, query: &[(&str, &str)]) -> Result<Export> {
-        self.export_as(policy, query, "application/vnd.apache.arrow.stream, application/x-ndjson;q=0.5").await
+        self.export_as(policy, query, ARROW_STREAM).await
     }
 
     async fn export_as(&self, policy: &str, query: &[(&str, &str)], accept: &'static str) -> Result<Export> {

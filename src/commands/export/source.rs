@@ -7,7 +7,7 @@ use arrow_array::RecordBatch;
 use clap::Args;
 use forebay_client::{
     Client, ClientError, ClientOptions, Export, RetryPolicy,
-    wire::{ApiKey, ExportCounts, ExportSummary, ExportedRollout},
+    wire::{ApiKey, ExportCounts, ExportedRollout},
 };
 use forebay_domain::{ids::Run, refusal::Refusal};
 use forebay_service::{
@@ -16,12 +16,8 @@ use forebay_service::{
 };
 use forebay_store::{self as store, Store};
 use forebay_telemetry::metrics::Metrics;
-use serde::Deserialize;
 
 use super::{Selection, columns::Columns};
-
-/// Bytes of lines that are parsed at once.
-const PAGE_BYTES: usize = 4 << 20;
 
 /// What the end of an export lacks if it is not the whole of it.
 const NO_SUMMARY: &str = "the export ended early: the service sent no summary";
@@ -58,7 +54,6 @@ pub(super) enum Page {
 /// An export that is being read.
 pub(super) enum Source {
     Columns { export: Export, columns: Box<Columns> },
-    Lines { export: Export, counts: Option<ExportCounts> },
     Database { reader: Box<ExportReader>, store: Arc<Store> },
 }
 
@@ -85,10 +80,7 @@ impl PlaceArgs {
         let query: Vec<(&str, &str)> = query.iter().map(|(name, value)| (*name, value.as_str())).collect();
         let policy = selection.policy.as_str();
         let export = client.export_arrow(policy, &query).await.map_err(|error| failed(&self.url, error))?;
-        if export.is_arrow() {
-            return Ok(Source::Columns { export, columns: Box::default() });
-        }
-        Ok(Source::Lines { export, counts: None })
+        Ok(Source::Columns { export, columns: Box::default() })
     }
 }
 
@@ -163,14 +155,6 @@ impl Source {
                 let Some(chunk) = export.chunk().await? else { return Ok(None) };
                 columns.push(chunk);
             },
-            Self::Lines { export, counts } => {
-                let Some(mut lines) = export.lines(PAGE_BYTES).await? else { return Ok(None) };
-                if let Some(found) = take_summary(&mut lines) {
-                    *counts = Some(found);
-                }
-                let parsed = tokio::task::spawn_blocking(move || parse(&lines)).await;
-                Ok(Some(Page::Rollouts(parsed.context("the parser stopped")??)))
-            }
         }
     }
 
@@ -183,29 +167,6 @@ impl Source {
                 Ok(counts)
             }
             Self::Columns { columns, .. } => columns.counts().context(NO_SUMMARY),
-            Self::Lines { counts, .. } => counts.context(NO_SUMMARY),
         }
     }
-}
-
-/// Removes the summary, if the lines end with it.
-fn take_summary(lines: &mut Vec<u8>) -> Option<ExportCounts> {
-    let end = lines.strip_suffix(b"\n")?;
-    let start = end.iter().rposition(|&byte| byte == b'\n').map_or(0, |before| before + 1);
-    let last = &end[start..];
-    if !last.starts_with(b"{\"summary\"") {
-        return None;
-    }
-    let summary: ExportSummary = serde_json::from_slice(last).ok()?;
-    lines.truncate(start);
-    Some(summary.summary)
-}
-
-fn parse(lines: &[u8]) -> anyhow::Result<Vec<ExportedRollout>> {
-    let lines = lines.split(|&byte| byte == b'\n').filter(|line| !line.is_empty());
-    let parse = |line| {
-        let mut read = serde_json::Deserializer::from_slice(line);
-        ExportedRollout::deserialize(&mut read).context("the service sent a line that is no exported rollout")
-    };
-    lines.map(parse).collect()
 }

@@ -337,37 +337,6 @@ async fn exported_from(url: &str, format: &str) -> (bool, Vec<String>, String) {
     (output.status.success(), files(folder.path()), String::from_utf8_lossy(&output.stderr).into_owned())
 }
 
-const SUMMARY: &str = "{\"summary\":{\"rollouts\":1,\"filtered\":0,\"unevaluated\":0,\"purged\":0,\"damaged\":0}}\n";
-
-/// A line of an export, as services of every version write it.
-fn exported_line() -> String {
-    let line = json!({
-        "trajectory": {"policy": "default", "rollout_id": "a", "group_id": "a", "group_size": 1, "status": "completed",
-            "reward": 1.0, "sampling": {"temperature": 1.0, "top_p": 1.0, "top_k": -1},
-            "segments": [{"tokens": [1, 2], "loss_mask": [1]}]},
-        "result": {"run": 1, "verdict": "kept", "reason": null, "state": "ready", "advantage": 1.0, "step": null,
-            "policy_version": 0, "policy_version_assumed": true, "received_at": "2026-01-01T00:00:00Z"},
-    });
-    format!("{line}\n")
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_export_that_breaks_off_leaves_no_file() {
-    let line = exported_line();
-    let cases: [(&[&str], bool, bool); 5] = [
-        (&[&line, SUMMARY], true, true),
-        (&[&line, SUMMARY], false, false),
-        (&[&line], true, false),
-        (&[&line, &line[..20]], true, false),
-        (&[], true, false),
-    ];
-    for (chunks, ends, is_whole) in cases {
-        let bytes = chunks.iter().map(|chunk| chunk.as_bytes().to_vec()).collect();
-        let (succeeded, files, said) = exported_from(&answering("", bytes, ends).await, "forebay").await;
-        assert_eq!((succeeded, files.is_empty()), (is_whole, !is_whole), "{chunks:?}: {said}");
-    }
-}
-
 /// An Arrow stream of one record batch, its end, and the stream of its summary.
 async fn arrow_export() -> [Vec<u8>; 3] {
     let app = TestApp::start(Backend::Sqlite).await;
@@ -383,7 +352,7 @@ async fn arrow_export() -> [Vec<u8>; 3] {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_arrow_export_that_breaks_off_leaves_no_file() {
+async fn an_export_that_breaks_off_leaves_no_file() {
     let [rows, end, summary] = arrow_export().await;
     assert_eq!(end, [0xff, 0xff, 0xff, 0xff, 0, 0, 0, 0], "the marker of the end of an Arrow stream");
     let cut = rows[..rows.len() - 9].to_vec();
@@ -401,8 +370,11 @@ async fn an_arrow_export_that_breaks_off_leaves_no_file() {
     ];
     let media = "content-type: application/vnd.apache.arrow.stream\r\n";
     for (index, (chunks, ends, is_whole)) in cases.into_iter().enumerate() {
-        let (succeeded, files, said) = exported_from(&answering(media, chunks, ends).await, "parquet").await;
-        assert_eq!((succeeded, files.is_empty()), (is_whole, !is_whole), "case {index}: {said}");
+        let url = answering(media, chunks, ends).await;
+        for format in ["parquet", "forebay"] {
+            let (succeeded, files, said) = exported_from(&url, format).await;
+            assert_eq!((succeeded, files.is_empty()), (is_whole, !is_whole), "case {index}, {format}: {said}");
+        }
     }
 }
 
@@ -418,16 +390,4 @@ async fn an_export_to_standard_output_that_breaks_off_is_no_complete_file() {
     }
     assert!(written[0].0 && written[0].1.ends_with(b"PAR1"), "a Parquet file ends with its metadata");
     assert!(!written[1].0 && written[1].1.len() < written[0].1.len(), "the metadata is not written");
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_service_that_has_no_columns_is_read_as_lines() {
-    let chunks = vec![exported_line().into_bytes(), SUMMARY.as_bytes().to_vec()];
-    let url = answering("content-type: application/x-ndjson\r\n", chunks, true).await;
-    let rows = values(&exported(&["--format", "ndjson", "--url", &url]).await);
-    assert_eq!((&rows[0]["rollout_id"], &rows[0]["tokens"]), (&json!("a"), &json!([1, 2])));
-    for format in ["parquet", "forebay"] {
-        let (succeeded, files, said) = exported_from(&url, format).await;
-        assert_eq!((succeeded, files.len()), (true, 1), "{said}");
-    }
 }

@@ -1,10 +1,9 @@
 //! An export that arrives: lines or columns as they come, so that it is never held in memory as a whole.
 
 use bytes::Bytes;
-use reqwest::{Response, header::CONTENT_TYPE};
+use reqwest::Response;
 
 use super::{error::ClientError, retry::Failure};
-use crate::wire::ARROW_STREAM;
 
 /// An export, in the order in which it arrives.
 #[derive(Debug)]
@@ -17,13 +16,6 @@ pub struct Export {
 impl Export {
     pub(super) fn new(response: Response) -> Self {
         Self { response, partial: Vec::new(), lines: 0 }
-    }
-
-    /// Whether this is an Arrow stream. Otherwise it is lines.
-    #[must_use]
-    pub fn is_arrow(&self) -> bool {
-        let media = self.response.headers().get(CONTENT_TYPE).and_then(|media| media.to_str().ok());
-        media.is_some_and(|media| media.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case(ARROW_STREAM))
     }
 
     /// The next bytes as they arrive, or none at the end. If the stream ends early, the result is an error.
