@@ -12,11 +12,12 @@ use std::{
 use rusqlite::{Connection, OpenFlags};
 
 use super::{
-    dialect::{Files, Names, folder_of, mark_copy, sync_folder},
+    dialect::{Files, Names, mark_copy},
+    folders::{folder_of, sync_folder},
     segment_files::{NamedFiles, SegmentFolder, new_store_id, rename_files},
     staging::Staged,
 };
-use crate::{error::StoreError, open::OpenError};
+use crate::{error::StoreError, open::error::OpenError};
 
 /// How often a database is copied, because segment files that the copy names were removed meanwhile.
 const ATTEMPTS: usize = 5;
@@ -67,7 +68,8 @@ pub enum BackupError {
 /// The segment files that the copy names are in a folder beside it. Those that do not change any more are hard links where
 /// the file system allows it, to the files of the database, or to those of `previous`, an earlier copy.
 pub fn backup(url: &str, to: &Path, previous: Option<&Path>) -> Result<u64, BackupError> {
-    let from = crate::open::sqlite_path(url).ok_or_else(|| BackupError::NotAFile(crate::open::redact(url)))?;
+    let from =
+        crate::open::url::sqlite_path(url).ok_or_else(|| BackupError::NotAFile(crate::open::url::redact(url)))?;
     if to.exists() {
         return Err(BackupError::Exists(to.to_owned()));
     }

@@ -10,6 +10,7 @@
 mod backup;
 mod dialect;
 pub mod error;
+mod folders;
 mod group_commit;
 mod health;
 mod object_care;
@@ -30,9 +31,13 @@ mod tally;
 pub use self::{
     backup::{BackupError, backup},
     open::{
-        OBJECTS_CACHE_BYTES, OBJECTS_GRACE_S, ObjectsClaim, OpenError, Opened, PayloadKind, PayloadOptions,
-        SEGMENT_FILE_BYTES, check_folder, check_objects_url, check_url, open, open_existing, open_existing_with,
-        open_or_create, open_reading, redact,
+        Opened, check_folder, check_objects_url, check_url,
+        error::OpenError,
+        open, open_existing, open_existing_with, open_or_create, open_reading,
+        options::{
+            OBJECTS_CACHE_BYTES, OBJECTS_GRACE_S, ObjectsClaim, PayloadKind, PayloadOptions, SEGMENT_FILE_BYTES,
+        },
+        url::redact,
     },
     restore::{RestoreError, Restored, restore},
     store::Store,

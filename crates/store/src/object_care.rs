@@ -20,7 +20,7 @@ use super::{
     ops::relocate::{FindEmptied, FindKnown, FindMisplaced, ForgetObjects, Relocate, with_bodies},
     segment_files::{Objects, Place, STEP_TIMEOUT, Standing, wall_clock_s},
 };
-use crate::{error::StoreError, open::PayloadKind};
+use crate::{error::StoreError, open::options::PayloadKind};
 
 /// Objects that are looked up at once, or removed after one proof of ownership.
 const OBJECTS_AT_ONCE: usize = 100;

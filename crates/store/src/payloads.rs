@@ -3,7 +3,7 @@
 //! Separate from the operation that reads their rows, because segment files are read outside of its transaction, on a
 //! thread that may block.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{collections::HashMap, time::Duration};
 
 use forebay_domain::{
     formats::payload::Payload, ids::RolloutPk, looking::diagnosis::PayloadPlaces, samples::StoredPayload,
@@ -15,7 +15,7 @@ use super::{
         places::{CountPlaces, CountedFile, CountedPlaces, FindPlaces},
         samples::{FoundPayload, ReadPayloads},
     },
-    segment_files::{Found, Objects, Place, Reader, Scan, ScannedFrame},
+    segment_files::{Found, Place},
 };
 use crate::error::StoreError;
 
@@ -70,52 +70,6 @@ async fn read_places<D: Dialect>(dialect: &D, places: Vec<Place>) -> Result<Vec<
     }
     let nowhere = || StoreError::Corrupt("a row names a place outside of the database, and there is none".to_owned());
     dialect.places().ok_or_else(nowhere)?.read(places).await
-}
-
-/// What reads payloads that are not in the database.
-#[derive(Clone, Debug)]
-pub(super) enum PlaceReader {
-    /// Segment files.
-    Files(Arc<Reader>),
-    /// An object store.
-    Objects(Objects),
-}
-
-impl PlaceReader {
-    /// Payloads in the order of their places.
-    pub(super) async fn read(self, places: Vec<Place>) -> Result<Vec<Found>, StoreError> {
-        match self {
-            Self::Files(files) => {
-                let read = tokio::task::spawn_blocking(move || files.read(&places));
-                Ok(read.await.map_err(|_| StoreError::Closed)??)
-            }
-            Self::Objects(objects) => Ok(objects.read(&places).await?),
-        }
-    }
-
-    /// The name of a file or object in messages.
-    fn name(&self, file: i64) -> String {
-        match self {
-            Self::Files(files) => files.folder().file(file).display().to_string(),
-            Self::Objects(objects) => format!("object {}", objects.path(file)),
-        }
-    }
-
-    /// All frames of a file or object, up to the first bytes that are none; a text if it is missing or another one.
-    async fn frames(&self, file: CountedFile) -> Result<Result<Vec<ScannedFrame>, String>, StoreError> {
-        match self {
-            Self::Files(files) => {
-                let files = Arc::clone(files);
-                let walk = move || {
-                    files.folder().check(file.file, file.mark, file.end)?;
-                    files.next_frames(&mut Scan::new(file.file, file.end), usize::MAX, u64::MAX)
-                };
-                let frames = tokio::task::spawn_blocking(walk).await.map_err(|_| StoreError::Closed)?;
-                Ok(frames.map_err(|error| error.to_string()))
-            }
-            Self::Objects(objects) => Ok(objects.frames(file.file, file.mark).await),
-        }
-    }
 }
 
 /// How often a file is examined at most, if its rows change each time.
@@ -184,7 +138,7 @@ async fn examine_file<D: Dialect>(dialect: &D, counted: CountedFile) -> Result<O
 
 async fn compare_file<D: Dialect>(dialect: &D, file: CountedFile) -> Result<Option<String>, StoreError> {
     let Some(reader) = dialect.places() else { return Ok(None) };
-    let frames = match reader.frames(file).await? {
+    let frames = match reader.frames(file.file, file.mark, file.end).await? {
         Ok(frames) => frames,
         Err(finding) => return Ok(Some(finding)),
     };

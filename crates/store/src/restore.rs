@@ -16,14 +16,15 @@ use forebay_telemetry::metrics::StoreMetrics;
 use rusqlite::{Connection, OpenFlags};
 
 use super::{
-    dialect::{Files, Names, SEGMENTS, Sqlite, folder_of, missing_from, sync_folder, with_suffix},
+    dialect::{Files, Names, Sqlite, missing_from},
+    folders::{SEGMENTS, folder_of, sync_folder, with_suffix},
     segment_files::{self, NamedFiles, SegmentFolder, new_store_id, rename_files},
     staging::Staged,
     store::Store,
 };
 use crate::{
     error::StoreError,
-    open::{OpenError, PayloadOptions},
+    open::{error::OpenError, options::PayloadOptions},
     ops::epochs::BeginEpochs,
 };
 
@@ -87,7 +88,8 @@ pub struct Restored {
 /// Replaces the database that `url` names with a copy. No process may be using the database. `now` is part of the name
 /// of the replaced file and of the new epochs.
 pub async fn restore(url: &str, copy: &Path, now: Timestamp, metrics: StoreMetrics) -> Result<Restored, RestoreError> {
-    let path = crate::open::sqlite_path(url).ok_or_else(|| RestoreError::NotAFile(crate::open::redact(url)))?;
+    let path =
+        crate::open::url::sqlite_path(url).ok_or_else(|| RestoreError::NotAFile(crate::open::url::redact(url)))?;
     if !copy.exists() {
         let why = "it does not exist: name a file that `forebay backup` made".to_owned();
         return Err(RestoreError::Copy { path: copy.to_owned(), why });

@@ -9,7 +9,7 @@ use std::{
 
 use tempfile::TempPath;
 
-use super::dialect::{MODE, SEGMENTS, folder_of, sync_folder, with_suffix};
+use super::folders::{MODE, SEGMENTS, folder_of, sync_folder, with_suffix};
 
 /// The endings of the files that SQLite and Forebay put beside a database.
 const BESIDE: [&str; 4] = ["-wal", "-shm", "-journal", ".lock"];

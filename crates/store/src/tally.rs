@@ -1,11 +1,5 @@
-//! Tallies in the store: counts that every transaction updates together with its changes. [`Tally`] defines what they
-//! count.
-//!
-//! On Postgres, transactions append their changes, and [`fold`] adds them to the counts with every sweep. A row that
-//! every transaction updates would serialise the transactions, and each update would leave a dead row that cannot be
-//! removed while a long transaction runs. The counts of the last hour are spread over slots. Both are written in the
-//! order of their names, once per transaction, so that transactions do not deadlock. `tally_now` has the counts
-//! together with the appended changes.
+//! The changes that one transaction makes to tallies, which are counts. [`Tally`] defines what they count, and
+//! `ops::tallies` writes the changes.
 
 use std::collections::BTreeMap;
 
@@ -16,7 +10,6 @@ use forebay_domain::{
     tally::{LeaseEvent, Tally},
 };
 
-use super::sql::{Arg, Statement, Tx, args};
 use crate::error::StoreError;
 
 /// Bound of a reward in the mean, so that a single extreme reward cannot overflow the sum.
@@ -37,11 +30,12 @@ pub(super) struct CountedGroups {
     pub(super) bytes: i64,
 }
 
+/// The change of one tally.
 #[derive(Clone, Copy, Debug, Default)]
-struct Change {
-    value: i64,
-    amount: f64,
-    latest_us: i64,
+pub(super) struct Change {
+    pub(super) value: i64,
+    pub(super) amount: f64,
+    pub(super) latest_us: i64,
 }
 
 /// A count of the last hour, ordered by its name.
@@ -54,7 +48,7 @@ pub(super) enum Recent {
 }
 
 impl Recent {
-    fn name(&self) -> String {
+    pub(super) fn name(&self) -> String {
         match self {
             Self::Dropped(rule) => format!("dropped.{rule}"),
             Self::Stale => "stale".to_owned(),
@@ -72,8 +66,8 @@ impl Recent {
 /// The changes that one transaction makes to tallies.
 #[derive(Clone, Debug, Default)]
 pub(super) struct TallyDelta {
-    totals: BTreeMap<(PolicyPk, Tally), Change>,
-    recent: BTreeMap<(PolicyPk, i64, Recent), i64>,
+    pub(super) totals: BTreeMap<(PolicyPk, Tally), Change>,
+    pub(super) recent: BTreeMap<(PolicyPk, i64, Recent), i64>,
 }
 
 impl TallyDelta {
@@ -177,143 +171,9 @@ impl TallyDelta {
             *self.recent.entry(key).or_default() += value;
         }
     }
-
-    /// Writes the changes into `slot`.
-    pub(super) async fn write(self, tx: &mut Tx<'_>, slot: i64) -> Result<(), StoreError> {
-        // Postgres takes all rows in one statement: names and whole numbers as JSON, and amounts as an array of floats,
-        // because floats are never passed as text. SQLite takes them one by one. `WHERE true` tells SQLite's parser
-        // that ON CONFLICT follows.
-        const ADD_TALLIES: Statement = Statement {
-            sqlite: "-- add_tallies
-                INSERT INTO tally (policy_pk, name, slot, value, amount, latest_us)
-                VALUES ($1, $2, $3, $4, $5, $6)
-                ON CONFLICT (policy_pk, name, slot) DO UPDATE SET
-                    value = tally.value + excluded.value,
-                    amount = tally.amount + excluded.amount,
-                    latest_us = MAX(tally.latest_us, excluded.latest_us)",
-            postgres: "-- add_tallies
-                INSERT INTO tally_change (policy_pk, name, value, amount, latest_us)
-                SELECT (v ->> 0)::bigint, v ->> 1, (v ->> 2)::bigint, ($2::float8[])[place], (v ->> 3)::bigint
-                FROM json_array_elements($1::json) WITH ORDINALITY AS t (v, place)",
-        };
-        const ADD_RECENT: Statement = Statement {
-            sqlite: "-- add_recent
-                INSERT INTO recent (policy_pk, minute, name, slot, value)
-                SELECT value ->> 0, value ->> 1, value ->> 2, $2, value ->> 3
-                FROM json_each($1)
-                WHERE true
-                ON CONFLICT (policy_pk, minute, name, slot) DO UPDATE SET value = recent.value + excluded.value",
-            postgres: "-- add_recent
-                INSERT INTO recent (policy_pk, minute, name, slot, value)
-                SELECT (v ->> 0)::bigint, (v ->> 1)::bigint, v ->> 2, $2, (v ->> 3)::bigint
-                FROM json_array_elements($1::json) AS v
-                ON CONFLICT (policy_pk, minute, name, slot) DO UPDATE SET value = recent.value + excluded.value",
-        };
-        if !tx.takes_arrays() {
-            for ((policy, tally), Change { value, amount, latest_us }) in &self.totals {
-                tx.insert(ADD_TALLIES, args![*policy, tally.name(), slot, *value, *amount, *latest_us], 1).await?;
-            }
-        } else if !self.totals.is_empty() {
-            let rows = self
-                .totals
-                .iter()
-                .map(|((policy, tally), change)| (policy.0, tally.name(), change.value, change.latest_us));
-            let amounts = self.totals.values().map(|change| change.amount).collect();
-            let rows: Vec<_> = rows.collect();
-            tx.insert(ADD_TALLIES, vec![json(&rows).into(), Arg::Reals(amounts)], rows.len()).await?;
-        }
-        if !self.recent.is_empty() {
-            let rows: Vec<_> = self
-                .recent
-                .iter()
-                .map(|((policy, minute, what), value)| (policy.0, minute, what.name(), value))
-                .collect();
-            tx.insert(ADD_RECENT, args![json(&rows), slot], rows.len()).await?;
-        }
-        Ok(())
-    }
-}
-
-/// Whether there are changes that can be added to the counts.
-pub(super) async fn may_fold(tx: &mut Tx<'_>) -> Result<bool, StoreError> {
-    const SELECT_CHANGED: Statement = Statement {
-        sqlite: "-- select_changed
-            SELECT 0 AS changed",
-        postgres: "-- select_changed
-            SELECT CAST(COUNT(*) AS BIGINT) AS changed
-            FROM (
-                SELECT 1
-                FROM tally_change
-                WHERE xid >= (SELECT COALESCE(MAX(below), 0) FROM tally_folded) AND xid < 9223372036854775807
-                UNION ALL
-                -- True after a dump was restored into a cluster whose transaction numbers are lower.
-                SELECT 1
-                FROM tally_folded
-                WHERE below > CAST(CAST(pg_snapshot_xmin(pg_current_snapshot()) AS TEXT) AS BIGINT)
-                LIMIT 1
-            ) AS any_change",
-    };
-    tx.fetch_one(SELECT_CHANGED, args![]).await?.get("changed")
-}
-
-/// Adds the committed changes to the counts and deletes them, so that none is added twice.
-///
-/// The transactions that have ended are determined first: all below the oldest running one. They change nothing any
-/// more, and this deletes all of their changes. Readers that begin at that number therefore miss no change, and pass
-/// few deleted rows that are not yet removed.
-pub(super) async fn fold(tx: &mut Tx<'_>) -> Result<(), StoreError> {
-    // If another replica is folding now, it does so for all replicas. Its lock ends with its transaction.
-    const SELECT_FOLD: Statement = Statement {
-        sqlite: "-- select_fold
-            SELECT 0 AS is_mine, 0 AS below, 0 AS folded",
-        postgres: "-- select_fold
-            SELECT CAST(pg_try_advisory_xact_lock(7308896101217) AS INTEGER)::BIGINT AS is_mine,
-                CAST(CAST(pg_snapshot_xmin(pg_current_snapshot()) AS TEXT) AS BIGINT) AS below,
-                (SELECT COALESCE(MAX(below), 0) FROM tally_folded) AS folded",
-    };
-    const FOLD_TALLIES: Statement = Statement {
-        sqlite: "-- fold_tallies
-            SELECT 0",
-        postgres: "-- fold_tallies
-            WITH folded AS (
-                DELETE FROM tally_change
-                WHERE xid >= $1 AND xid < 9223372036854775807
-                RETURNING policy_pk, name, value, amount, latest_us
-            )
-            INSERT INTO tally (policy_pk, name, slot, value, amount, latest_us)
-            SELECT policy_pk, name, 0, CAST(SUM(value) AS BIGINT), SUM(amount), MAX(latest_us)
-            FROM folded
-            GROUP BY policy_pk, name
-            ORDER BY policy_pk, name
-            ON CONFLICT (policy_pk, name, slot) DO UPDATE SET
-                value = tally.value + excluded.value,
-                amount = tally.amount + excluded.amount,
-                latest_us = GREATEST(tally.latest_us, excluded.latest_us)",
-    };
-    const SET_FOLDED: Statement = Statement {
-        sqlite: "-- set_folded
-            SELECT 0",
-        postgres: "-- set_folded
-            INSERT INTO tally_folded (only_row, below)
-            VALUES (1, $1)
-            ON CONFLICT (only_row) DO UPDATE SET below = excluded.below",
-    };
-    let mut row = tx.fetch_one(SELECT_FOLD, args![]).await?;
-    let (is_mine, below, folded): (bool, i64, i64) = (row.get("is_mine")?, row.get("below")?, row.get("folded")?);
-    if !is_mine {
-        return Ok(());
-    }
-    // A database that was copied into another cluster sees lower transaction numbers than before.
-    let from = if below < folded { 0 } else { folded };
-    tx.execute(FOLD_TALLIES, args![from]).await?;
-    tx.execute(SET_FOLDED, args![below]).await.map(drop)
 }
 
 /// The minute of a time, as `recent` counts minutes.
 pub(super) fn minute(time: Timestamp) -> i64 {
     time.as_micros().div_euclid(60_000_000)
-}
-
-fn json(rows: &impl serde::Serialize) -> String {
-    serde_json::to_string(rows).expect("tuples of numbers and names always serialize")
 }

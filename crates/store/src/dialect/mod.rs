@@ -13,15 +13,12 @@ use std::sync::Arc;
 use super::{
     health::HealthReporter,
     object_care::ObjectCare,
-    payloads::PlaceReader,
-    segment_files::{Objects, Standing},
+    segment_files::{Objects, PlaceReader, Standing},
 };
 use crate::{error::StoreError, peers::Peers};
 
 pub(super) use postgres::Postgres;
-pub(super) use sqlite::{
-    Files, MODE, Names, SEGMENTS, Sqlite, SqliteReading, folder_of, mark_copy, missing_from, sync_folder, with_suffix,
-};
+pub(super) use sqlite::{Files, Names, Sqlite, SqliteReading, mark_copy, missing_from};
 
 /// A database that runs operations.
 pub(super) trait Dialect: Send + Sync + 'static {

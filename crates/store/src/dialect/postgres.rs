@@ -28,11 +28,15 @@ use crate::{
     error::{DatabaseFailure, StoreError, is_conflict},
     health::HealthReporter,
     object_care::ObjectCare,
-    open::{OpenError, PayloadKind, PayloadOptions, redact},
-    payloads::PlaceReader,
+    open::{
+        error::OpenError,
+        options::{PayloadKind, PayloadOptions},
+        url::redact,
+    },
+    ops::tallies,
     peers::Peers,
     rules_cache::RulesCache,
-    segment_files::{Objects, Standing},
+    segment_files::{Objects, PlaceReader, Standing},
     sql::Tx,
 };
 
@@ -232,7 +236,7 @@ async fn transact<O: Op>(
     let output = match output {
         Ok(output) => {
             let tallies = tx.take_tallies();
-            tallies.write(&mut tx, rand::random_range(0..TALLY_SLOTS)).await.map(|()| output)
+            tallies::write(tallies, &mut tx, rand::random_range(0..TALLY_SLOTS)).await.map(|()| output)
         }
         Err(error) => Err(error),
     };

@@ -12,27 +12,24 @@ mod reading;
 mod reserve;
 mod schema;
 mod segments;
+mod settings;
 mod temporary;
 mod writer;
 
 use forebay_telemetry::metrics::StoreMetrics;
-use sqlx::{
-    AssertSqlSafe, Connection as _, Row as _, SqliteConnection,
-    migrate::Migrator,
-    sqlite::{SqliteAutoVacuum, SqliteConnectOptions, SqliteJournalMode, SqliteSynchronous},
-};
+use sqlx::{AssertSqlSafe, Connection as _, Row as _, SqliteConnection};
 use std::{
     path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
 };
 
 use self::{
     direct::Direct,
     readers::Readers,
+    settings::{MIGRATIONS, PAGE_BYTES, check_version, file_options},
     temporary::Temporary,
     writer::{Handle, Payloads},
 };
@@ -41,38 +38,24 @@ use crate::op::Op;
 use crate::{
     error::StoreError,
     health::HealthReporter,
-    open::{OpenError, PayloadKind, PayloadOptions},
-    payloads::PlaceReader,
+    open::{
+        error::OpenError,
+        options::{PayloadKind, PayloadOptions},
+    },
     peers::Peers,
     rules_cache::RulesCache,
-    segment_files::Reader,
+    segment_files::{PlaceReader, Reader},
 };
 
 pub(crate) use self::{
-    files::{Files, MODE, Names, SEGMENTS, folder_of, sync_folder, with_suffix},
+    files::{Files, Names},
     log_mark::mark_copy,
     reading::SqliteReading,
     schema::missing_from,
 };
 
-/// Older versions can corrupt a database in WAL mode with two connections.
-const VERSION_MIN: i64 = 3_051_003;
-
-/// Page size of new databases. Rows that a commit changes are on many pages, and each is written whole: twice as many
-/// bytes are written with pages of 16 KiB, and with 4 KiB the larger trees cost more time than the bytes save.
-const PAGE_BYTES: u32 = 8_192;
-
 /// Page size of new databases that have payloads in them: 1.5 times faster than 4 KiB for payloads of 64 to 180 kB.
 const PAYLOAD_PAGE_BYTES: u32 = 16_384;
-
-/// Size at which the log is also truncated. It grows this large when readers keep it from being reused.
-const WAL_BYTES_MAX: u64 = 64 << 20;
-
-/// How long a connection waits for a lock of another, for example while the log is reset.
-const BUSY_TIMEOUT: Duration = Duration::from_secs(5);
-
-/// The steps that make the schema.
-static MIGRATIONS: Migrator = sqlx::migrate!("../../migrations/sqlite");
 
 /// An embedded database in one file.
 #[derive(Debug)]
@@ -203,31 +186,6 @@ async fn mark(connection: &mut SqliteConnection, session: u32) -> Result<bool, s
     }
 }
 
-/// The settings with which the file is created and opened.
-fn file_options(path: &Path) -> SqliteConnectOptions {
-    SqliteConnectOptions::new()
-        .filename(path)
-        .create_if_missing(true)
-        .page_size(PAGE_BYTES)
-        .auto_vacuum(SqliteAutoVacuum::Incremental)
-        .journal_mode(SqliteJournalMode::Wal)
-        .synchronous(SqliteSynchronous::Full)
-        .foreign_keys(true)
-        .busy_timeout(BUSY_TIMEOUT)
-}
-
-async fn check_version(connection: &mut SqliteConnection) -> Result<(), OpenError> {
-    let version: String = sqlx::query_scalar("SELECT sqlite_version()")
-        .fetch_one(connection)
-        .await
-        .map_err(|error| OpenError::Settings(error.to_string()))?;
-    let number = version.split('.').try_fold(0_i64, |number, part| Some(number * 1_000 + part.parse::<i64>().ok()?));
-    if number.is_some_and(|number| number >= VERSION_MIN) {
-        return Ok(());
-    }
-    Err(OpenError::Settings(format!("SQLite {version} can corrupt its log: 3.51.3 or newer is needed")))
-}
-
 impl Dialect for Sqlite {
     /// There is one writer, so more transactions would wait.
     const INGESTS: usize = 1;
@@ -284,6 +242,7 @@ mod tests {
 
     use super::*;
     use crate::{
+        folders::with_suffix,
         op::Class,
         sql::{Statement, Tx, args},
     };

@@ -21,7 +21,7 @@ use std::{
     sync::LazyLock,
 };
 
-use super::{fill, ingest::Incoming, policy};
+use super::{fill, ingest::work::Incoming, policy};
 use crate::{
     error::StoreError,
     op::Op,

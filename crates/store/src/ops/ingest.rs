@@ -10,23 +10,14 @@
 //! transactions with common groups do not deadlock. If a concurrent replica inserted the same row, a unique index makes
 //! the transaction fail, and it runs again.
 
-mod read;
-
 mod decide;
-
+mod read;
+pub(super) mod work;
 mod write;
-use forebay_domain::{
-    finalize::{GroupDecision, Member},
-    ids::{ExecutionId, GroupId, GroupPk, IdKey, PolicyPk},
-    ingest::{
-        Bundle, BundleOutcome, Ingest, NewRollout,
-        decide::{GroupFill, RolloutDecision},
-    },
-    session::EndSession,
-};
 
-use self::{decide::Decider, read::Snapshot};
-use super::group::LockedGroup;
+use forebay_domain::ingest::{BundleOutcome, Ingest};
+
+use self::{decide::Decider, read::Snapshot, work::IncomingBundle};
 use crate::{
     error::StoreError,
     op::{Class, Op},
@@ -57,65 +48,5 @@ impl Op for Posts {
             bundles.iter().map(|bundle| decider.bundle(bundle, tx.tallies())).collect::<Vec<_>>().into_iter();
         write::write(tx, decider.into_changes(), latest.now).await?;
         Ok(self.0.iter().map(|post| outcomes.by_ref().take(post.bundles.len()).collect()).collect())
-    }
-}
-
-/// A bundle as posted.
-struct IncomingBundle<'b> {
-    rollouts: Vec<Incoming<'b>>,
-    ends: &'b [EndSession],
-}
-
-impl<'b> IncomingBundle<'b> {
-    fn new(bundle: &'b Bundle) -> Self {
-        Self { rollouts: bundle.iter().map(Incoming::new).collect(), ends: &bundle.ends }
-    }
-}
-
-/// A rollout as posted, with its keys, which are computed once.
-pub(super) struct Incoming<'b> {
-    pub(super) new: &'b NewRollout,
-    pub(super) rollout_key: IdKey,
-    group_key: IdKey,
-}
-
-impl<'b> Incoming<'b> {
-    fn new(new: &'b NewRollout) -> Self {
-        let rollout_key = new.rollout_id.key();
-        let group_key = new.group_id.as_ref().map_or(rollout_key, GroupId::key);
-        Self { new, rollout_key, group_key }
-    }
-}
-
-/// The key of a rollout or group in the current run of its policy.
-type Keyed = (PolicyPk, IdKey);
-
-/// A rollout that is already stored, or that this transaction accepted before.
-struct Stored {
-    content: Vec<u8>,
-    execution_id: ExecutionId,
-    group_pk: GroupPk,
-    decision: RolloutDecision,
-    fill: GroupFill,
-}
-
-/// A locked group and the changes of this transaction to it.
-#[derive(Clone)]
-struct GroupWork {
-    locked: LockedGroup,
-    /// Key of the rules under which this transaction opens the group; none for a stored group.
-    opened_under: Option<i64>,
-    /// Kept and masked rollouts, if a decision may need them.
-    members: Vec<Member>,
-    /// The number of rollouts that arrived after its decision.
-    late: i64,
-    changed: bool,
-    /// The decision of this transaction, if it made one.
-    decision: Option<GroupDecision>,
-}
-
-impl GroupWork {
-    fn stored(locked: LockedGroup) -> Self {
-        Self { locked, opened_under: None, members: Vec::new(), late: 0, changed: false, decision: None }
     }
 }

@@ -37,6 +37,7 @@ pub mod session;
 pub mod step_pages;
 pub mod steps;
 pub mod sweep;
+pub(crate) mod tallies;
 pub mod unused_rules;
 
 use forebay_domain::{

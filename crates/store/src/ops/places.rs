@@ -7,7 +7,7 @@ use crate::{
     error::StoreError,
     op::Op,
     segment_files::Place,
-    sql::{Statement, Tx, among_keys, args, key_list},
+    sql::{Row, Statement, Tx, among_keys, args, key_list},
 };
 
 /// A segment file: what its row says, and what the rows of payloads say.
@@ -94,10 +94,16 @@ impl Op for FindPlaces {
         let keys = key_list(self.0.iter().map(|rollout| rollout.0));
         let mut places = HashMap::with_capacity(self.0.len());
         for mut row in tx.fetch_all(FIND_PLACES, args![keys]).await? {
-            if let Some(place) = Place::read(&mut row)? {
+            if let Some(place) = read_place(&mut row)? {
                 places.insert(row.get("rollout_pk")?, (place, row.get("digest")?));
             }
         }
         Ok(places)
     }
+}
+
+/// The place that a row names in the columns `file`, `start` and `length`; none if the payload is in the database.
+pub(crate) fn read_place(row: &mut Row) -> Result<Option<Place>, StoreError> {
+    let Some(file) = row.get("file")? else { return Ok(None) };
+    Ok(Some(Place { file, start: row.get("start")?, length: row.get("length")? }))
 }

@@ -7,11 +7,11 @@ use bytes::Bytes;
 use forebay_domain::{clock::Timestamp, formats::payload::Payload, ids::RolloutPk};
 use std::collections::HashMap;
 
-use super::sweep::count_released;
+use super::{places::read_place, sweep::count_released};
 use crate::{
     error::StoreError,
     op::Op,
-    open::PayloadKind,
+    open::options::PayloadKind,
     segment_files::{Found, Place},
     sql::{Statement, Tx, among_keys, args, key_list},
 };
@@ -82,7 +82,7 @@ impl Op for FindMisplaced {
             }
             bytes += row.get::<u64>("bytes")?;
             let Some(mut row) = tx.fetch_optional(FIND_MISPLACED, args![rollout]).await? else { continue };
-            let place = Place::read(&mut row)?;
+            let place = read_place(&mut row)?;
             let body: Bytes = row.get("body")?;
             let payload =
                 Payload { codec: row.get("codec")?, digest: row.get("digest")?, unpacked_bytes: body.len(), body };
@@ -125,7 +125,7 @@ impl Op for Relocate {
         let keys = key_list(self.rows.iter().map(|row| row.rollout.0));
         let mut places: HashMap<RolloutPk, Option<Place>> = HashMap::new();
         for mut row in tx.fetch_all(LOCK_MOVING, args![keys]).await? {
-            let place = Place::read(&mut row)?;
+            let place = read_place(&mut row)?;
             places.insert(row.get("rollout_pk")?, place);
         }
         let (mut moved, mut left) = (0, Vec::new());

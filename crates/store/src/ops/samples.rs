@@ -13,6 +13,7 @@ use std::collections::HashMap;
 use super::{
     batch::{self, select_batch},
     bounded_scan::{InOrder, Scan, examine, in_order},
+    places::read_place,
     read_json, trained_spans,
 };
 use crate::{
@@ -168,7 +169,7 @@ impl Op for ReadPayloads {
                 body: row.get("body")?,
                 unpacked_bytes: row.get::<u64>("unpacked_bytes")? as usize,
             };
-            payloads.insert(row.get("rollout_pk")?, (payload, Place::read(&mut row)?));
+            payloads.insert(row.get("rollout_pk")?, (payload, read_place(&mut row)?));
         }
         let in_order = self.0.iter().filter_map(|&rollout_pk| {
             payloads

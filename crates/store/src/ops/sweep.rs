@@ -14,14 +14,16 @@ use std::collections::BTreeMap;
 
 use super::{
     batch::{self, select_batches},
-    group, journal, members_state, policy,
+    group, journal, members_state,
+    places::read_place,
+    policy, tallies,
 };
 use crate::{
     error::StoreError,
     op::Op,
     segment_files::Place,
     sql::{Row, Statement, Tx, args, locking},
-    tally::{self, minute},
+    tally::minute,
 };
 
 /// Takes back the expired leases of a policy. Leases of earlier runs ended with their runs.
@@ -236,7 +238,7 @@ async fn delete_payloads(tx: &mut Tx<'_>, group_pk: i64, now: Timestamp) -> Resu
     };
     let mut places = Vec::new();
     for mut row in tx.fetch_all(DELETE_PAYLOADS, args![group_pk]).await? {
-        places.extend(Place::read(&mut row)?);
+        places.extend(read_place(&mut row)?);
     }
     count_released(tx, &places, now).await
 }
@@ -370,7 +372,7 @@ impl Op for MayFoldTallies {
     type Output = bool;
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<bool, StoreError> {
-        tally::may_fold(tx).await
+        tallies::may_fold(tx).await
     }
 }
 
@@ -382,7 +384,7 @@ impl Op for FoldTallies {
     const IS_WORK: bool = false;
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<(), StoreError> {
-        tally::fold(tx).await
+        tallies::fold(tx).await
     }
 }
 

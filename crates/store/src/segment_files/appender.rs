@@ -15,7 +15,9 @@ use forebay_domain::{formats::payload::Payload, ids::RolloutPk};
 use rustix::fs::{FallocateFlags, fallocate};
 
 use super::{
-    FIRST_FRAME_AT, Mark, Place, SYNC, SegmentFileError, SegmentFolder, WRITE, frame, identity, pending::Pending,
+    folder::{FIRST_FRAME_AT, Place, SYNC, SegmentFileError, SegmentFolder, WRITE, identity},
+    frame,
+    pending::{Mark, Pending},
 };
 
 /// Disk space is taken from the file system in pieces of this size and more, because a sync is twice as fast if the file

@@ -11,7 +11,8 @@ use std::{
 
 use rusqlite::{Connection, OpenFlags};
 
-use super::{SegmentFileError, SegmentFolder, sync_folder};
+use super::folder::{SegmentFileError, SegmentFolder};
+use crate::folders::sync_folder;
 
 /// The segment files that a database names.
 #[derive(Clone, Debug)]

@@ -23,7 +23,12 @@ use object_store::{
 use url::Url;
 
 use super::{
-    Appended, FIRST_FRAME_AT, Found, Place, ScannedFrame, frame, new_mark, object_cache::ObjectCache, pending::Pending,
+    appender::Appended,
+    folder::{FIRST_FRAME_AT, Place, new_mark},
+    frame,
+    object_cache::ObjectCache,
+    pending::Pending,
+    reader::{Found, ScannedFrame},
 };
 use crate::error::{DatabaseFailure, StoreError};
 

@@ -11,7 +11,7 @@ use std::{
 use bytes::Bytes;
 use lru::LruCache;
 
-use super::Place;
+use super::folder::Place;
 
 /// What an entry takes beside its payload: the key, the links and the head of an allocation.
 const ENTRY_BYTES: u64 = 128;

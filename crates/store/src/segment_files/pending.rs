@@ -3,7 +3,7 @@
 use bytes::Bytes;
 use forebay_domain::{formats::payload::Payload, ids::RolloutPk};
 
-use super::{Place, frame};
+use super::{folder::Place, frame};
 
 /// Frames that are not written yet.
 #[derive(Debug, Default)]

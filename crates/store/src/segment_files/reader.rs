@@ -10,7 +10,10 @@ use std::{
 
 use bytes::Bytes;
 
-use super::{FIRST_FRAME_AT, Place, SegmentFileError, SegmentFolder, frame};
+use super::{
+    folder::{FIRST_FRAME_AT, Place, SegmentFileError, SegmentFolder},
+    frame,
+};
 
 /// Files that stay open. A batch is usually in one or two of them.
 const OPEN_FILES_MAX: usize = 32;

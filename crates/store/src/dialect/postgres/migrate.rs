@@ -4,7 +4,7 @@ use sqlx::{
     Connection as _, PgConnection, Row as _, error::DatabaseError, migrate::MigrateError, postgres::PgConnectOptions,
 };
 
-use crate::open::OpenError;
+use crate::open::error::OpenError;
 
 /// Begins the transaction of the migrations. If several replicas start at once, each waits until the one before is
 /// done.

@@ -5,7 +5,10 @@ use sqlx::{Connection as _, PgConnection, Row as _, postgres::PgConnectOptions};
 
 use super::owner;
 use crate::{
-    open::{ObjectsClaim, OpenError, PayloadKind, PayloadOptions},
+    open::{
+        error::OpenError,
+        options::{ObjectsClaim, PayloadKind, PayloadOptions},
+    },
     segment_files::{Objects, new_store_id},
 };
 

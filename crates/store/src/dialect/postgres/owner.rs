@@ -5,7 +5,7 @@
 use sqlx::{PgExecutor, PgPool, Row as _, error::DatabaseError};
 
 use crate::{
-    open::{ObjectsClaim, OpenError},
+    open::{error::OpenError, options::ObjectsClaim},
     segment_files::{ObjectError, Objects, Owner, Standing, fence_step},
 };
 

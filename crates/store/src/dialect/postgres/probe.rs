@@ -8,7 +8,7 @@ use std::{io::ErrorKind, time::Duration};
 use sqlx::{Connection as _, PgConnection, Row as _, postgres::PgConnectOptions};
 
 use super::{Postgres, tls};
-use crate::open::{OpenError, redact};
+use crate::open::{error::OpenError, url::redact};
 
 /// How long connecting to the server may take.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);

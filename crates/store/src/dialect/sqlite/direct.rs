@@ -17,7 +17,7 @@ use rusqlite::{
     types::{ToSqlOutput, ValueRef},
 };
 
-use super::{BUSY_TIMEOUT, WAL_BYTES_MAX};
+use super::settings::{BUSY_TIMEOUT, WAL_BYTES_MAX};
 use crate::{
     error::StoreError,
     segment_files::{Appender, Place},
@@ -193,7 +193,7 @@ fn owned(value: ValueRef<'_>) -> Cell {
 mod tests {
     use sqlx::{Connection as _, SqliteConnection};
 
-    use super::{super::file_options, *};
+    use super::{super::settings::file_options, *};
 
     #[tokio::test]
     async fn commits_are_on_disk_before_they_are_answered() {

@@ -12,16 +12,13 @@ use std::{
 };
 
 use super::log_mark::{Accepted, FileMark, HEADER_BYTES, is_in_wal_mode};
-use crate::open::OpenError;
+use crate::{
+    folders::{MODE, SEGMENTS, folder_of, with_suffix},
+    open::error::OpenError,
+};
 
 /// Length up to which a write-ahead log is empty: it has only its header.
 const EMPTY_WAL_BYTES: u64 = 32;
-
-/// Permissions with which SQLite creates its files, before the process's umask is applied.
-pub(crate) const MODE: u32 = 0o644;
-
-/// The ending of the name of the folder with a database's segment files.
-pub(crate) const SEGMENTS: &str = "-segments";
 
 /// The paths of a database's files.
 #[derive(Clone, Debug)]
@@ -64,23 +61,6 @@ impl Names {
             Err(error) => Err(OpenError::file(&self.wal, error)),
         }
     }
-}
-
-/// The folder that contains a file.
-pub(crate) fn folder_of(path: &Path) -> &Path {
-    path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
-}
-
-/// A path with a suffix appended to its name.
-pub(crate) fn with_suffix(path: &Path, suffix: &str) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(suffix);
-    name.into()
-}
-
-/// Makes the names in a folder durable.
-pub(crate) fn sync_folder(folder: &Path) -> io::Result<()> {
-    File::open(folder)?.sync_all()
 }
 
 /// The files, which only this process holds as long as this value lives.

@@ -1,22 +1,27 @@
 //! A database that is only read, also while another process serves it.
 //!
-//! Separate from [`Sqlite`](super::Sqlite), which holds the files, brings the schema up to date and writes. SQLite lets
+//! Separate from the dialect, which holds the files, brings the schema up to date and writes. SQLite lets
 //! other processes read a file in WAL mode, each on a snapshot of its own.
 
 use sqlx::{Connection as _, SqliteConnection, sqlite::SqliteConnectOptions};
 use std::{path::Path, sync::Arc};
 
-use super::{BUSY_TIMEOUT, Files, MIGRATIONS, Names, check_version, direct::Direct, readers::Readers, segments};
+use super::{
+    direct::Direct,
+    files::{Files, Names},
+    readers::Readers,
+    segments,
+    settings::{BUSY_TIMEOUT, MIGRATIONS, check_version},
+};
 use crate::{
     dialect::Dialect,
     error::StoreError,
     health::HealthReporter,
     op::Op,
-    open::{BASELINE, OpenError},
-    payloads::PlaceReader,
+    open::error::{BASELINE, OpenError},
     peers::Peers,
     rules_cache::RulesCache,
-    segment_files::{Reader, SegmentFolder},
+    segment_files::{PlaceReader, Reader, SegmentFolder},
 };
 
 /// The readers of a database.

@@ -14,7 +14,8 @@ use std::{
 use rustix::fs::{FallocateFlags, fallocate};
 use sqlx::error::DatabaseError;
 
-use super::{Names, files::with_suffix};
+use super::files::Names;
+use crate::folders::with_suffix;
 
 /// What a start writes, several times over: pages of the log, 32 KiB of its index for every 32 MiB of the log, the first
 /// bytes of a segment file.

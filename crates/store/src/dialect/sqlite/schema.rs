@@ -8,7 +8,7 @@ use std::{collections::BTreeSet, path::Path};
 
 use rusqlite::{Connection, OpenFlags};
 
-use super::MIGRATIONS;
+use super::settings::MIGRATIONS;
 
 /// The tables, indexes and views that a file of this version lacks.
 pub(crate) fn missing_from(path: &Path) -> Result<Vec<String>, rusqlite::Error> {

@@ -7,7 +7,7 @@ use std::{path::PathBuf, sync::Arc};
 use super::direct::Direct;
 use crate::{
     error::StoreError,
-    open::PayloadKind,
+    open::options::PayloadKind,
     segment_files::{Appended, Appender, FIRST_FRAME_AT, Reader, SegmentFolder, new_mark, new_store_id},
     sql::{Connection, Statement, args},
 };

@@ -9,8 +9,8 @@ use std::{
 
 use tempfile::TempDir;
 
-use super::SEGMENTS;
-use crate::open::OpenError;
+use crate::folders::SEGMENTS;
+use crate::open::error::OpenError;
 
 /// The beginning of the names of these folders.
 const PREFIX: &str = "forebay-temporary-";

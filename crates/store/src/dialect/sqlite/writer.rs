@@ -20,12 +20,13 @@ use self::{
     command::{Close, Command, Pending},
     intake::Intake,
 };
-use super::{Files, direct::Direct};
+use super::{direct::Direct, files::Files};
 use crate::{
     error::StoreError,
     health::HealthReporter,
     op::{Class, Op},
-    open::OpenError,
+    open::error::OpenError,
+    ops::tallies,
     rules_cache::RulesCache,
     sql::{Connection as _, Statement, Tx},
     tally::TallyDelta,
@@ -243,7 +244,7 @@ impl Writer {
                 }
             }
         }
-        tallies.write(&mut Tx::new(&mut self.connection, &self.rules), 0).await?;
+        tallies::write(tallies, &mut Tx::new(&mut self.connection, &self.rules), 0).await?;
         self.write_payloads().await?;
         self.control_statement("COMMIT").await
     }

@@ -6,7 +6,7 @@ use forebay_domain::{
     staleness::{MaskLeft, TrainedVersions, mask_below},
 };
 
-use super::Ready;
+use super::ready::Ready;
 use crate::{
     error::StoreError,
     ops::{trained_spans, trained_versions},

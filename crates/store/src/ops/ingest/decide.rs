@@ -23,7 +23,11 @@ use forebay_domain::{
 };
 use forebay_wire::Retries;
 
-use super::{GroupWork, Incoming, IncomingBundle, Keyed, Stored, read::Snapshot, write::Arrived};
+use super::{
+    read::Snapshot,
+    work::{GroupWork, Incoming, IncomingBundle, Keyed, Stored},
+    write::Arrived,
+};
 use crate::{
     ops::{
         admission::{Allowances, Rooms, added_backlog},

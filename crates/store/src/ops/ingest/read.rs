@@ -13,7 +13,7 @@ use forebay_domain::{
 };
 use forebay_wire::Retries;
 
-use super::{GroupWork, Incoming, IncomingBundle, Keyed, Stored};
+use super::work::{GroupWork, Incoming, IncomingBundle, Keyed, Stored};
 use crate::{
     error::StoreError,
     ops::{

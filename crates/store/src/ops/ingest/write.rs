@@ -16,7 +16,10 @@ use forebay_domain::{
 };
 use serde::Serialize;
 
-use super::{GroupWork, Incoming, Keyed, decide::Changes};
+use super::{
+    decide::Changes,
+    work::{GroupWork, Incoming, Keyed},
+};
 use crate::{
     error::StoreError,
     ops::{

@@ -3,7 +3,7 @@
 //!
 //! Separate from the commits, because it is about the file and not about commands.
 
-use super::{super::WAL_BYTES_MAX, Writer};
+use super::{super::settings::WAL_BYTES_MAX, Writer};
 use crate::{
     error::StoreError,
     sql::{Connection as _, Row, Statement},
@@ -145,13 +145,18 @@ mod tests {
 
     use super::*;
     use crate::{
-        dialect::sqlite::{self, Files, Payloads, direct::Direct, file_options, writer::command::Idle},
-        open::{PayloadKind, SEGMENT_FILE_BYTES},
+        dialect::sqlite::{
+            Files, Payloads,
+            direct::Direct,
+            settings::{self, file_options},
+            writer::command::Idle,
+        },
+        open::options::{PayloadKind, SEGMENT_FILE_BYTES},
         segment_files::{Reader, SegmentFolder},
     };
     use forebay_domain::health::Health;
 
-    const PAGE_BYTES: i64 = sqlite::PAGE_BYTES as i64;
+    const PAGE_BYTES: i64 = settings::PAGE_BYTES as i64;
 
     const FREE_PAGES_KEPT: i64 = FREE_BYTES_KEPT / PAGE_BYTES;
 

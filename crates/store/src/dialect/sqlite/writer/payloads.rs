@@ -14,11 +14,12 @@ use std::{
 use bytes::Bytes;
 use forebay_domain::{clock::Timestamp, formats::payload::Payload, health::Health, ids::RolloutPk};
 
-use super::{super::segments, Writer};
+use super::Writer;
 use crate::{
+    dialect::sqlite::segments,
     error::StoreError,
     op::Op as _,
-    open::PayloadKind,
+    open::options::PayloadKind,
     ops::{
         places::FindPlaces,
         relocate::{FindMisplaced, Misplaced, Relocate, with_bodies},
@@ -39,7 +40,7 @@ const DEAD_FILES_MAX: u64 = 4;
 
 /// What the writer knows about segment files.
 #[derive(Debug)]
-pub(in crate::dialect::sqlite) struct Payloads {
+pub(crate) struct Payloads {
     files: Arc<Reader>,
     kind: PayloadKind,
     /// The length at which no more frames are appended to a file.
@@ -55,7 +56,7 @@ pub(in crate::dialect::sqlite) struct Payloads {
 }
 
 impl Payloads {
-    pub(in crate::dialect::sqlite) fn new(files: Arc<Reader>, kind: PayloadKind, file_bytes: u64) -> Self {
+    pub(crate) fn new(files: Arc<Reader>, kind: PayloadKind, file_bytes: u64) -> Self {
         Self {
             files,
             kind,
@@ -68,7 +69,7 @@ impl Payloads {
     }
 
     /// Whether payloads may be where the configuration does not want them, for others to see.
-    pub(in crate::dialect::sqlite) fn is_moving(&self) -> Arc<AtomicBool> {
+    pub(crate) fn is_moving(&self) -> Arc<AtomicBool> {
         Arc::clone(&self.is_moving)
     }
 
@@ -298,7 +299,12 @@ mod tests {
 
     use super::*;
     use crate::{
-        dialect::sqlite::{Files, MIGRATIONS, direct::Direct, file_options},
+        dialect::sqlite::{
+            Files,
+            direct::Direct,
+            settings::{MIGRATIONS, file_options},
+        },
+        ops::places::read_place,
         segment_files::Found,
     };
 
@@ -366,7 +372,7 @@ mod tests {
                     )
                     .await;
                 let mut row = rows.expect("it is valid").into_iter().next().expect("it is there");
-                let place = Place::read(&mut row).expect("it is valid").expect("it is in a file");
+                let place = read_place(&mut row).expect("it is valid").expect("it is in a file");
                 let release = Statement::new(
                     "UPDATE segment_file SET live_frames = live_frames - 1, live_bytes = live_bytes - $2 WHERE file = $1",
                 );
@@ -382,7 +388,7 @@ mod tests {
             let mut found = Vec::new();
             for mut row in rows {
                 let rollout: i64 = row.get("rollout_pk").expect("a number");
-                let bytes = match Place::read(&mut row).expect("it is valid") {
+                let bytes = match read_place(&mut row).expect("it is valid") {
                     None => Found::Bytes(row.get("body").expect("bytes")),
                     Some(place) => self.payloads.files.read(&[place]).expect("it can be read").remove(0),
                 };
