@@ -1,4 +1,4 @@
-"""Decides whether and when a call is repeated. The rule is that of the Rust client (`crates/client/src/client/retry.rs`)."""
+"""Decides whether and when a call is repeated, as the Rust client does (`crates/client/src/client/retry.rs`)."""
 
 from __future__ import annotations
 

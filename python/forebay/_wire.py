@@ -394,9 +394,8 @@ class BatchDescriptor:
     """When the batch was cut."""
     acked_at: str | None = None
     """When the batch was acked; null unless it is trained or checkpointed."""
-    waited_ms: int | None = None
-    """Milliseconds for which the holder of the last lease had asked for a batch; null if an earlier version of the
-    service granted the lease."""
+    waited_ms: int
+    """Milliseconds for which the holder of the last lease had asked for a batch."""
     held_ms: int | None = None
     """Milliseconds from the beginning of the last lease until the ack, or until now; null unless the batch is leased,
     trained or checkpointed."""
@@ -471,9 +470,8 @@ class Receipt(MaybeSpooled):
     """Id of the rollout; created by the service if the producer sent none."""
     group_id: str
     """Group of the rollout."""
-    execution_id: str | None = None
-    """Execution of the rollout; created by the service if the producer sent none. Absent if an earlier version of the
-    service stored the rollout."""
+    execution_id: str
+    """Execution of the rollout; created by the service if the producer sent none."""
     verdict: Verdict
     """The decision."""
     reason: str | None = None
@@ -2213,8 +2211,8 @@ class TrajectoryStory:
     """Run of the policy in which it arrived."""
     rollout_id: str
     """Identity of the rollout."""
-    execution_id: str | None = None
-    """Execution that the rollout belongs to; null if an earlier version of the service stored the rollout."""
+    execution_id: str
+    """Execution that the rollout belongs to."""
     verdict: Verdict
     """Verdict of ingest."""
     reason: str | None = None
@@ -2244,10 +2242,10 @@ class TrajectoryStory:
     """Number of prompt and response tokens."""
     trained_tokens: int
     """Number of response tokens with mask 1, without those that are masked as stale."""
-    response_tokens: int | None = None
-    """Number of response tokens; null if an earlier version of the service stored the rollout."""
-    status: Status | None = None
-    """How the execution ended; null if an earlier version of the service stored the rollout."""
+    response_tokens: int
+    """Number of response tokens."""
+    status: Status
+    """How the execution ended."""
     versions: TrainedVersions | None = None
     """Versions of the trained tokens; null if no token is trained."""
     received_at: str

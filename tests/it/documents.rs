@@ -18,7 +18,7 @@ use crate::snippets::{documents, repository};
 /// What documents name although it is not in the repository, with the reason.
 const ELSEWHERE: &[(&str, &str)] = &[
     ("target/", "builds"),
-    ("formats/src/sharegpt.rs", "the example of a recipe"),
+    ("crates/formats/src/sharegpt.rs", "the example of a recipe"),
     ("max_response_tokens", "the example of a recipe"),
     ("tests/plugin_contracts", "a folder of slime"),
     ("pg_upgrade", "a program of Postgres"),

@@ -115,7 +115,7 @@ impl Agents {
         self.0.draining.subscribe()
     }
 
-    /// Creates what [`router`] needs.
+    /// Creates what [`listener::router`] needs.
     #[must_use]
     pub fn new(buffer: Buffer, upstreams: Upstreams, metrics: Arc<Metrics>, options: AgentOptions) -> Self {
         let bytes = Budget::new(options.inflight_bytes_max, metrics.agent_call_bytes_in_flight());

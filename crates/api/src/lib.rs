@@ -1,8 +1,8 @@
 //! The HTTP API: maps requests to domain types and results to responses. There is no SQL and no decision in this
 //! crate.
 //!
-//! - [`router`]: the table of contents. Each resource has a file in [`routes`] with its handlers in the same order; those
-//!   that only read are in `routes/looking`.
+//! - [`router`]: the table of contents. Each resource has a file in [`mod@routes`] with its handlers in the same order;
+//!   those that only read are in `routes/looking`.
 //! - [`http`]: what every listener of the service needs, so also agents and facades: byte budgets, bodies, permission,
 //!   problem documents, pages.
 //! - [`codecs`]: how trajectories arrive as JSON and Arrow, and how samples leave.

@@ -1,4 +1,4 @@
-"""Records what the engine answers to the tests of crates/gateway/tests/it/recorded.rs, and compares it with what is stored."""
+"""Records what the engine answers to `crates/gateway/tests/it/recorded.rs`, and compares it with what is stored."""
 
 from __future__ import annotations
 

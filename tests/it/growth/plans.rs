@@ -264,10 +264,11 @@ const FILL: &str = "
     SELECT decode(md5('key' || tokens), 'hex'), session_pk FROM session WHERE spec = '{}' AND tokens >= $FIRST;
     INSERT INTO session_call (
         session_pk, seq, policy_pk, shared, prompt, sampled, dialect, model, finish_reason, stopped_on_token, delivered,
-        retry_count, started_us, ended_us, body_digest, digest, body, response
+        retry_count, started_us, ended_us, body_digest, digest, body, request, response
     )
     SELECT s.session_pk, 1, 1, 0, 1, 1, 'chat', 'any', 'stop', 1, 1, 0, s.tokens, s.tokens,
-        decode(md5('body' || s.tokens), 'hex'), decode('00', 'hex'), decode('00', 'hex'), decode('00', 'hex')
+        decode(md5('body' || s.tokens), 'hex'), decode('00', 'hex'), decode('00', 'hex'), decode('00', 'hex'),
+        decode('00', 'hex')
     FROM session AS s
     WHERE s.spec = '{}' AND s.tokens >= $FIRST;
     INSERT INTO history (policy_pk, minute, since, at_us, keep_until, body)

@@ -83,7 +83,7 @@ mod tests {
         std::array::from_fn(|place| u8::from_str_radix(&digits[2 * place..2 * place + 2], 16).expect("two digits"))
     }
 
-    /// Files of all versions must be readable, so these bytes never change.
+    /// Later versions must read these files, so these bytes never change.
     #[test]
     fn heads_are_written_as_in_all_versions() {
         let payload = Payload::claimed(b"payload".to_vec());

@@ -105,8 +105,8 @@ impl Accepted {
         Self { files }
     }
 
-    /// Whether the log belongs to this file. Without a note it does: an earlier version left the log, or the files were
-    /// moved without the lock file.
+    /// Whether the log belongs to this file. Without a note it does, because the files may have been moved without the
+    /// lock file.
     pub(super) fn accept(&self, mark: FileMark) -> bool {
         let is_this = |&(session, schema): &(u32, Option<u32>)| {
             session == mark.session && schema.is_none_or(|schema| schema == mark.schema)
