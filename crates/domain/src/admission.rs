@@ -1,6 +1,12 @@
 //! Stage 0, admission: how much work is accepted, before it starts ([`Admit`]) and when it is posted ([`Gates`]).
 //!
 //! Separate from [`ingest`](crate::ingest), which decides about rollouts that were accepted.
+//!
+//! Room is reserved under the lock of the policy's row, so that no more rollouts are started than will be fresh when a
+//! trainer reaches them. [`room`] decides from what the store reads: groups that have begun are completed, so that the
+//! room never fills with rollouts that cannot become a batch. Finished rollouts are bounded in two places: by the byte
+//! budget while their body is read (503), and by the policy's backlog after they are parsed (429, never for an open
+//! group or one that training waits for).
 
 pub mod refused;
 pub mod room;

@@ -1,6 +1,10 @@
 //! Stage 3, finalize: decides a group, exactly once, in the transaction that completes it.
 //!
 //! The stage before is [`ingest`](crate::ingest), the next [`batch`](crate::batch).
+//!
+//! The checks run in this order: `min_size`, all-masked, the group filters; then the advantages are computed. The
+//! totals of the group, which are all that batches need, are written to its row: nothing before the samples reads a
+//! payload.
 
 use forebay_wire::Advantage;
 

@@ -445,6 +445,8 @@ pub const fn members_state(group: GroupState, batch: Option<BatchState>) -> Opti
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
     const GROUP_MOVES: [GroupMove; 11] = [
@@ -495,6 +497,27 @@ mod tests {
             let reaches = |from: &BatchState| BATCH_MOVES.iter().any(|by| from.after(*by) == Some(*to));
             assert!(BatchState::ALL.iter().any(reaches), "{to}");
         }
+    }
+
+    /// The arrows between states in one of the diagrams of ARCHITECTURE.md.
+    fn drawn(of: &str) -> BTreeSet<(&'static str, &'static str)> {
+        let document = include_str!("../../../ARCHITECTURE.md");
+        let (_, diagram) = document.split_once(&format!("state \"{of}\" as ")).expect("the diagram is there");
+        let (diagram, _) = diagram.split_once("```").expect("a diagram ends");
+        let arrows = diagram.lines().filter_map(|line| line.split_once(':')?.0.trim().split_once(" --> "));
+        arrows.filter(|(from, _)| *from != "[*]").collect()
+    }
+
+    #[test]
+    fn the_diagrams_show_all_moves_and_no_others() {
+        let groups = GroupState::ALL
+            .iter()
+            .flat_map(|from| GROUP_MOVES.iter().filter_map(|by| Some((from.as_str(), from.after(*by)?.as_str()))));
+        assert_eq!(drawn("groups"), groups.collect());
+        let batches = BatchState::ALL
+            .iter()
+            .flat_map(|from| BATCH_MOVES.iter().filter_map(|by| Some((from.as_str(), from.after(*by)?.as_str()))));
+        assert_eq!(drawn("batches"), batches.collect());
     }
 
     #[test]

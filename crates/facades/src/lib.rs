@@ -11,6 +11,9 @@
 //! - [`slime`]: the rollout buffer of slime.
 //! - `atropos`: the API server of Atropos.
 //! - [`parsers`]: what tests call.
+//!
+//! The leases of a reader are found by the name of their consumer. They have another name while a response is sent, and
+//! get that of the consumer before the response ends; so a response that does not arrive is not acked by the next read.
 
 mod calls;
 mod object;

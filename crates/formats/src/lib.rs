@@ -10,6 +10,9 @@
 //! `ids` (ids of records that have none), `json` (errors with pointers), `tools` (definitions of
 //! tools in the metadata), `turns` (prompts without what an earlier call has),
 //! `groups` (groups with more rollouts than places), and the formats.
+//!
+//! What a format makes of a document is a part of the content of a rollout, as are ids, which follow from the document
+//! alone. It must stay the same in later versions, or a repeated import would be a conflict.
 
 mod format;
 mod groups;

@@ -1,6 +1,9 @@
 //! Stage 5, samples: the contents of a batch, one row per segment, as sent except for masks and weights.
 //!
 //! The digest of every payload is checked before its page is returned.
+//!
+//! Pages are bounded by their expanded size, and all readers share a budget of bytes. The seals of the rows' columns
+//! are checked as well (`formats::seal` of the domain).
 
 use std::collections::BTreeSet;
 

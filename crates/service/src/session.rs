@@ -15,6 +15,15 @@
 //! - `teacher`: has a teacher score the segments between assembling and ingest.
 //! - `calls`: the recorded calls of a session. `turns`: the segments they make, and what became of each.
 //! - `texts`: the calls of a session with their requests and answers.
+//!
+//! A call is stored with the part of its prompt that no earlier call of the session has (`session::paths` of the
+//! domain), so that the table grows with the tokens of a conversation and not with their square. The end of a session
+//! is refused if calls were recorded while they were assembled. The bounds of a session are checked with each call, so
+//! that its rollouts can always be ingested.
+//!
+//! Calls in flight are known only to the process that forwards them. The end of an answer is sent after the commit of
+//! its call, which goes on if the client disconnects, and the permit of the call is held until the answer is taken from
+//! the body, so that a finish waits for it.
 
 mod breaks;
 mod calls;

@@ -1,6 +1,9 @@
 //! Stage 7, sweep: makes the changes that time alone makes due. Expired work is available again within a second.
 //!
 //! Every replica sweeps. The conditions of the store's statements make concurrent sweeps harmless.
+//!
+//! It ends expired leases, decides overdue groups, purges payloads and expires rows. If nothing is due, it only reads.
+//! Rules that no policy and no group has are deleted separately ([`unused_rules`](crate::unused_rules)).
 
 use std::time::{Duration, Instant};
 

@@ -3,6 +3,9 @@
 //! A post never waits for others to join: if no transaction runs, it is stored alone at once. While transactions run,
 //! new posts wait, and the next transaction stores them together. The memory for request bodies bounds how many posts
 //! can wait, because a request has reserved its share before it comes here.
+//!
+//! If a shared transaction fails, each of its posts runs alone. The number of statements does not depend on the number
+//! of bundles, and a refused bundle has written nothing.
 
 use std::{
     collections::VecDeque,

@@ -2,6 +2,10 @@
 //! has to end.
 //!
 //! Separate from the dialects, because the rest of the service needs the same three answers from both.
+//!
+//! If a write fails for a temporary reason (a full disk), posts are refused and `/readyz` answers 503 until a write
+//! succeeds again. If only the object store fails, posts are refused and everything else goes on. An I/O error ends the
+//! process, because after a failed fsync only a new start can find out what is on disk.
 
 use std::sync::Arc;
 

@@ -1,5 +1,11 @@
 //! The changes that one transaction makes to tallies, which are counts. [`Tally`] defines what they count, and
 //! `ops::tallies` writes the changes.
+//!
+//! On Postgres, a transaction appends its changes to a table of their own. Four times a second a replica adds the
+//! committed changes to the tallies and deletes them. If each post updated the tally row instead, each update would
+//! leave a dead version of the row, and a long transaction, such as that of `pg_dump`, keeps dead versions, which every
+//! lease and post that reads the tally would have to skip. The view `tally_now` is the tallies plus the changes that
+//! are not yet added, so a count is always exact.
 
 use std::collections::BTreeMap;
 

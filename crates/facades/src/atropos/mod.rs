@@ -15,6 +15,11 @@
 //! The example trainer sends its requests again if it gets no answer, registers when it starts, and never acks. A read is
 //! therefore a lease, which the next read acks and settles. A batch whose answer did not arrive comes again with the next
 //! read, and `/register` gives back what was read and not acked.
+//!
+//! What the server remembers is changed by compare-and-set. A process keeps only its last reading, and asks for a newer
+//! revision with every call. Groups of odd sizes are ready groups that no batch takes until they add up
+//! (`batch::held_back`). Clients repeat posts without an id, so groups are named by the digest of the body and the
+//! number of the post, and a process knows which of its answers were written.
 
 mod batch;
 mod convert;

@@ -3,6 +3,11 @@
 //! - `write`: an item becomes a rollout of the group of its instance; `item` and `generations` say how.
 //! - `read`: whole groups, as items. The next read of the same consumer acks them.
 //! - `start`: a trainer begins. It says how large groups are, and gets back what it had read and not acked.
+//!
+//! The generation of an instance follows from the newest rollout of its execution. A rollout is posted on the condition
+//! that its group is open (`NewRollout::only_open`), so a writer learns of a decision that came first, and tries the
+//! next generation. The content digest has the first generation's group, so a repeated item is recognised in all of
+//! them.
 
 mod generations;
 mod item;

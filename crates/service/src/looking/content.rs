@@ -3,6 +3,11 @@
 //! Not a stage that rollouts pass; it reads them in whichever state they are, as long as their payload is stored. Unlike
 //! [`samples`](crate::samples), it shows the mask as sent beside the mask as delivered, and it changes nothing: a damaged
 //! rollout is reported and not quarantined. An answer is bounded by a window of tokens and a page of messages.
+//!
+//! At most two rollouts are unpacked at a time for people who look. Their bytes are taken from the budget of samples
+//! until the answer is written, and the work goes on if the reader leaves, so that the bytes stay counted. Tokenizer
+//! files are only those of the configuration: no request names a path, and the `uri` of a version, which trainers
+//! write, is never opened.
 
 use forebay_domain::{
     ids::{PolicyName, RolloutId},

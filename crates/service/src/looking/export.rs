@@ -4,6 +4,10 @@
 //! acknowledged before it began, and none that arrived later: the last one is noted at the beginning. The state of each
 //! is the state when its row is read, because a snapshot that lasts as long as an export would keep the database from
 //! removing old rows. Masks are those that were posted, unlike in [`samples`](crate::samples).
+//!
+//! Whole groups are read in the order of their keys. A snapshot is not needed, because rows are written once and a
+//! rollout that arrives later has a higher key. Another process may read a served SQLite file, because in WAL mode
+//! readers have snapshots of their own.
 
 use std::sync::Arc;
 

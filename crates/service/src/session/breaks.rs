@@ -2,6 +2,10 @@
 //!
 //! Where a prompt breaks follows from the ids of the calls (`assemble::breaks`). The cause follows from their messages,
 //! which are read only if there is a break.
+//!
+//! The buffer does not understand messages: it hands the stored requests and answers to
+//! [`conversations`](crate::conversations), in pages. The messages of a call that both sides of the break continue are
+//! passed over, because their ids are the same.
 
 use std::{collections::HashMap, sync::Arc};
 

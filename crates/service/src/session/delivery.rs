@@ -3,6 +3,10 @@
 //! It is stored lazily, several times a second: a mark that waits for the commit of its own would delay every answer. If
 //! the process is killed before, nothing is known about its last calls ([`Delivery::Unknown`]). The calls of a session
 //! count as delivered then, except those that the agent repeated ([`counts`]).
+//!
+//! They do not count as undelivered, because a session whose only answer was delivered could not be finished then. What
+//! a living process knows to be lost is stored as lost, so an answer that no agent received is not trained because of a
+//! later restart.
 
 use std::{
     collections::HashMap,

@@ -1,6 +1,12 @@
 //! Replicas: an event at one replica wakes the waiters of the others.
 //!
 //! Separate from `wakers`, which serves one process. A lost notification only costs time, because waiters also poll.
+//!
+//! One task per replica sends the notifications that have accumulated since its last statement, after the commits that
+//! they announce. Waiters poll every 500 ms (`limits.waiter_poll_interval_ms`), and every 10 s while the replica
+//! listens; one that waits for a batch of another size than that of the rules always polls every 500 ms, because
+//! nothing announces such a batch. A replica that begins or ceases to listen wakes its waiters once. Behind a pooler it
+//! does not listen, because notifications would arrive in the middle of other answers; the log has one warning then.
 
 use std::{
     collections::HashSet,

@@ -1,4 +1,7 @@
 //! The ledger by executions: which group an execution has reached.
+//!
+//! An execution has no table: its id is a column of its rollouts, with an index. An id that the service made is not
+//! part of the content, so that a repeated post without an id is recognised.
 use forebay_domain::{
     ids::{ExecutionId, PolicyName, Run},
     looking::ledger::LatestGroup,

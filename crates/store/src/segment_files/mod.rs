@@ -7,6 +7,18 @@
 //! The order that makes this safe: bytes are appended and synced, and then the rows that name them are committed. So a
 //! row never names bytes that are not on disk. What a file has behind the bytes that rows name was never acknowledged.
 //! Bytes that rows name never change, so they are read without locks.
+//!
+//! A command that is undone drops its payloads. If a commit fails, its payloads stay in the file without a row, because
+//! a commit whose answer is an error may have happened. A file begins with its row: the row is committed before the
+//! file is created, so every file of a database has a row, also after a crash. At the start, the newest file is cut off
+//! behind the last byte that a commit has counted.
+//!
+//! Rows of files count the payloads that rows name, and a purge lowers the count. A file without such payloads is
+//! removed, and then its row. Payloads of a sparse file move to the newest one, a MiB in a transaction; the heads of
+//! the frames say which rollouts they belong to, so no index is needed. Reads take rows in one snapshot and bytes after
+//! it. If a file is gone then, its payloads have moved or were purged, and the rows are read again. A backup copies the
+//! database and then links or copies the files that the copy names. Their names have a number that a restore renews, so
+//! that the files of both databases can be in one folder while the database is replaced.
 
 mod appender;
 mod copying;

@@ -3,6 +3,11 @@
 //! Separate from files, because an object is written once and whole, and never appended to. Replicas share the store.
 //! The object is written before its transaction commits, so a row never names an object that is not there. If the
 //! transaction fails, or its answer is lost, the object stays without a row, and is removed later.
+//!
+//! Each replica looks after objects in a task of its own: payloads move by slices of a MiB, whose rows are locked;
+//! objects without payloads are removed after a grace. For objects without a row a replica looks once an hour, and
+//! removes an object when two looks in a row have found no row for it. The number of an object begins with the second
+//! in which it was made, so a look lists only the objects since the look before the last one.
 
 use std::{
     collections::BTreeMap,

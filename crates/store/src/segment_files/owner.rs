@@ -5,6 +5,13 @@
 //! in the folder repeats it. What tells a copy from its original is the identity, which neither `pg_dump` nor
 //! `CREATE DATABASE ... TEMPLATE` copies. A copy of the server's files has the same identity. It is told by the fence,
 //! which rises with every proof: the object has a higher one than an earlier state of the database.
+//!
+//! Every proof raises the fence by a random step, first in the database. Whoever owned the objects before and finds a
+//! higher one marks the owner object as contested, and then neither of the two removes anything. The object is replaced
+//! only if it has not changed since it was read (`If-Match`), so a proof does not undo an adoption. A proof is good for
+//! a hundred removals, which begin within 20 s; so the last removal of a former owner ends within a minute after the
+//! adoption, and the adopting database waits for nothing. New payloads of a database that is not the owner go into the
+//! database, because the owner would remove its objects as those of failed transactions.
 
 use object_store::{Error, ObjectStoreExt as _, PutMode, PutOptions, PutPayload, UpdateVersion, path::Path};
 use serde::{Deserialize, Serialize};

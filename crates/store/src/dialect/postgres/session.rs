@@ -9,6 +9,14 @@
 //! round trip instead of two. The server plans a statement again at every run, with or without a name. A kept plan
 //! would fit the tables as they were when it was made. Nothing replaces it before the first ANALYZE, and on a new
 //! database it would scan all rows of tables that were nearly empty when it was made.
+//!
+//! The rows of a part are one array for each column. `COPY` would take two round trips for each table. In addition,
+//! sqlx 0.9 writes the data of a `COPY` and its end separately and does not set `TCP_NODELAY` (transact-rs/sqlx#4335),
+//! so the end would wait for the server's delayed acknowledgement: 40 ms for each table. A connection that was used
+//! within the last second is not tested before it is used again.
+//!
+//! When the service starts, it begins a session with a mark, which `PgBouncer` refuses or drops: so it knows whether
+//! there is a pooler.
 
 use std::sync::Arc;
 

@@ -2,6 +2,12 @@
 //!
 //! Separate from the connections, because all of this must be known before SQLite opens a file: opening replays any log
 //! beside it.
+//!
+//! Two locks prevent that a second process serves the same database: one on the lock file, and on Linux one on the
+//! database file itself, which protects it under all of its names. The descriptor of the second lock is closed last,
+//! because closing any descriptor of a file releases the locks that SQLite has on the file. Before each answer and when
+//! it is idle, the writer checks that the files still have their names. If they do not, the process ends; if the
+//! database file is still the one that the process opened, the writer first copies the log into it.
 
 use std::{
     fs::File,

@@ -3,6 +3,14 @@
 //! It takes commands while a commit is open, control before bulk. It runs each so that it can be undone alone, commits
 //! all of them once, and then answers them, so a group costs one fsync. A commit that contains an urgent command stops
 //! taking bulk commands after a short time. Between commits the writer maintains the file.
+//!
+//! Up to 64 commands share one fsync (`synchronous = FULL`); one command may contain 32 posts or 1 MiB of payloads. A
+//! command is undone with a savepoint, except the first: the whole transaction can be undone instead, and a savepoint
+//! copies pages. A commit that contains an urgent command accepts no more bulk after 5 ms. The log is copied into the
+//! database when the writer is idle or when 32 MiB of it are new, and truncated above 64 MiB.
+//!
+//! Pages that purges free are given back to the file system in slices of 1 MiB: all of them when the writer is idle,
+//! and under load after every eighth commit. Under load, 16 MiB of free pages are kept for the next rollouts.
 
 mod command;
 mod intake;

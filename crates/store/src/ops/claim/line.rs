@@ -10,6 +10,9 @@
 //! begins at that position if all of those transactions have ended, because it has itself read the groups that they
 //! added. Transactions that begin later take later positions, because each gets its number before it takes a position.
 //! Groups that are put back move the beginning back to their positions.
+//!
+//! A transaction that writes for a long time (unlike `pg_dump`) delays this. It holds for the line of `fifo`: in
+//! `freshest`, the entries of claimed groups stay at the front of the index until a new version is published.
 
 use forebay_domain::{ids::PolicyPk, policies::Policy};
 
