@@ -335,31 +335,51 @@ impl Violations {
     }
 }
 
+/// Checks what is no id, no segment and no JSON. All fields are named, so that a new one is not forgotten.
 fn check_scalars(sent: &wire::Trajectory, found: &mut Violations) {
-    if let Some(size) = sent.group_size {
+    let wire::Trajectory {
+        group_id,
+        group_size,
+        policy_version,
+        reward,
+        reward_components,
+        sampling: Sampling { temperature, top_p, top_k },
+        // Every status may be sent.
+        status: _,
+        // The caller checks these.
+        policy: _,
+        rollout_id: _,
+        environment: _,
+        execution_id: _,
+        admission_id: _,
+        segments: _,
+        turns: _,
+        messages: _,
+        metadata: _,
+    } = sent;
+    if let Some(size) = *group_size {
         found.require((1..=GROUP_SIZE_MAX).contains(&size), "/group_size", &format!("must be 1 to {GROUP_SIZE_MAX}"));
         found.require(
-            sent.group_id.is_some() || size == 1,
+            group_id.is_some() || size == 1,
             "/group_size",
             "must be 1 without a `group_id`: the rollout is then a group of its own",
         );
     }
-    found.require(sent.policy_version.is_none_or(|v| v >= 0), "/policy_version", "must be 0 or above");
-    found.require(sent.reward.is_none_or(f64::is_finite), "/reward", "must be finite");
+    found.require(policy_version.is_none_or(|v| v >= 0), "/policy_version", "must be 0 or above");
+    found.require(reward.is_none_or(f64::is_finite), "/reward", "must be finite");
     found.require(
-        sent.reward_components.len() <= REWARD_COMPONENTS_MAX,
+        reward_components.len() <= REWARD_COMPONENTS_MAX,
         "/reward_components",
         &format!("must have at most {REWARD_COMPONENTS_MAX} entries"),
     );
-    for (name, value) in &sent.reward_components {
+    for (name, value) in reward_components {
         let pointer = format!("/reward_components/{}", escape(name));
         found.text(&pointer, Some(name));
         found.require(value.is_finite(), &pointer, "must be finite");
     }
-    let Sampling { temperature, top_p, top_k } = sent.sampling;
-    found.require(temperature.is_finite() && temperature > 0.0, "/sampling/temperature", "must be finite and above 0");
-    found.require(top_p > 0.0 && top_p <= 1.0, "/sampling/top_p", "must be above 0 and at most 1");
-    found.require(top_k == -1 || top_k > 0, "/sampling/top_k", "must be -1 (all) or above 0");
+    found.require(temperature.is_finite() && *temperature > 0.0, "/sampling/temperature", "must be finite and above 0");
+    found.require(*top_p > 0.0 && *top_p <= 1.0, "/sampling/top_p", "must be above 0 and at most 1");
+    found.require(*top_k == -1 || *top_k > 0, "/sampling/top_k", "must be -1 (all) or above 0");
 }
 
 /// A JSON pointer's reference token (RFC 6901).
@@ -399,25 +419,24 @@ fn clear_ignored(segments: &mut [Segment]) {
 }
 
 fn check_segment(at: &str, segment: &Segment, found: &mut Violations) {
-    let response = segment.loss_mask.len();
-    found.text(&format!("{at}/kind"), segment.kind.as_deref());
-    if segment.tokens.len() <= response {
+    let Segment { kind, tokens, loss_mask, response_length, logprobs, teacher_logprobs, values, versions } = segment;
+    let response = loss_mask.len();
+    found.text(&format!("{at}/kind"), kind.as_deref());
+    if tokens.len() <= response {
         let detail = format!(
             "must hold at least one prompt token before the {response} response tokens of `loss_mask`, has {}",
-            segment.tokens.len()
+            tokens.len()
         );
         found.push(format!("{at}/tokens"), detail);
     }
-    each(&format!("{at}/tokens"), &segment.tokens, |&id| id >= 0, "must be 0 or above", found);
-    each(&format!("{at}/loss_mask"), &segment.loss_mask, |&bit| bit <= 1, "must be 0 or 1", found);
-    if let Some(length) = segment.response_length
+    each(&format!("{at}/tokens"), tokens, |&id| id >= 0, "must be 0 or above", found);
+    each(&format!("{at}/loss_mask"), loss_mask, |&bit| bit <= 1, "must be 0 or 1", found);
+    if let Some(length) = *response_length
         && length as usize != response
     {
         found.push(format!("{at}/response_length"), format!("is {length}, but `loss_mask` covers {response} tokens"));
     }
-    for (name, column) in
-        [("logprobs", &segment.logprobs), ("teacher_logprobs", &segment.teacher_logprobs), ("values", &segment.values)]
-    {
+    for (name, column) in [("logprobs", logprobs), ("teacher_logprobs", teacher_logprobs), ("values", values)] {
         let Some(column) = column else { continue };
         let pointer = format!("{at}/{name}");
         if column.len() != response {
@@ -427,10 +446,10 @@ fn check_segment(at: &str, segment: &Segment, found: &mut Violations) {
             if name == "values" { "must be finite as a 32-bit float" } else { "must be finite where the mask is 1" };
         each(&pointer, column, |value| value.is_finite(), detail, found);
         if name != "values" && column.len() == response {
-            check_logprobs(&pointer, column, &segment.loss_mask, found);
+            check_logprobs(&pointer, column, loss_mask, found);
         }
     }
-    if let Some(spans) = &segment.versions {
+    if let Some(spans) = versions {
         check_spans(&format!("{at}/versions"), spans, response, found);
     }
 }
@@ -581,47 +600,70 @@ fn digest(
     messages: Option<CheckedJson>,
     metadata: Option<CheckedJson>,
 ) -> ContentDigest {
+    // All fields are named: two rollouts that differ only in one that is forgotten here would count as the same.
+    let wire::Trajectory {
+        group_id,
+        environment,
+        execution_id,
+        policy_version,
+        status,
+        reward,
+        reward_components,
+        sampling: Sampling { temperature, top_p, top_k },
+        segments,
+        turns,
+        // Given as they were parsed.
+        policy: _,
+        rollout_id: _,
+        messages: _,
+        metadata: _,
+        // Not a part of the content.
+        group_size: _,
+        admission_id: _,
+    } = sent;
     let mut hasher = Hasher::default();
     hasher.text(policy.as_str());
     hasher.text(rollout_id.as_str());
-    hasher.text(sent.group_id.as_deref().unwrap_or(rollout_id.as_str()));
-    hasher.option(sent.environment.as_deref(), Hasher::text);
-    hasher.option(sent.policy_version, Hasher::int);
-    hasher.tag(codes::of_status(sent.status));
-    hasher.option(sent.reward, Hasher::float);
-    hasher.int(sent.reward_components.len() as i64);
-    for (name, value) in &sent.reward_components {
+    hasher.text(group_id.as_deref().unwrap_or(rollout_id.as_str()));
+    hasher.option(environment.as_deref(), Hasher::text);
+    hasher.option(*policy_version, Hasher::int);
+    hasher.tag(codes::of_status(*status));
+    hasher.option(*reward, Hasher::float);
+    hasher.int(reward_components.len() as i64);
+    for (name, value) in reward_components {
         hasher.text(name);
         hasher.float(*value);
     }
-    hasher.float(f64::from(sent.sampling.temperature));
-    hasher.float(f64::from(sent.sampling.top_p));
-    hasher.int(i64::from(sent.sampling.top_k));
-    if sent.turns.is_empty() {
-        hasher.int(sent.segments.len() as i64);
-        for segment in &sent.segments {
+    hasher.float(f64::from(*temperature));
+    hasher.float(f64::from(*top_p));
+    hasher.int(i64::from(*top_k));
+    if turns.is_empty() {
+        hasher.int(segments.len() as i64);
+        for segment in segments {
             digest_segment(&mut hasher, segment);
         }
     } else {
-        turns::digest(&mut hasher, &sent.turns);
+        turns::digest(&mut hasher, turns);
     }
     hasher.option(messages, |hasher, json| hasher.digest(json.digest));
     hasher.option(metadata, |hasher, json| hasher.digest(json.digest));
     // It adds nothing if it is absent, so such contents have the digests that versions without executions stored.
-    if let Some(execution_id) = &sent.execution_id {
+    if let Some(execution_id) = execution_id {
         hasher.text(execution_id);
     }
     hasher.finish()
 }
 
 fn digest_segment(hasher: &mut Hasher, segment: &Segment) {
-    hasher.option(segment.kind.as_deref(), Hasher::text);
-    hasher.bytes(&little_endian(&segment.tokens));
-    hasher.bytes(&segment.loss_mask);
-    hasher.option(segment.logprobs.as_deref(), floats);
-    hasher.option(segment.teacher_logprobs.as_deref(), floats);
-    hasher.option(segment.values.as_deref(), floats);
-    hasher.option(segment.versions.as_deref(), digest_spans);
+    // The length of the response is that of the mask.
+    let Segment { kind, tokens, loss_mask, response_length: _, logprobs, teacher_logprobs, values, versions } = segment;
+    hasher.option(kind.as_deref(), Hasher::text);
+    hasher.bytes(&little_endian(tokens));
+    hasher.bytes(loss_mask);
+    hasher.option(logprobs.as_deref(), floats);
+    hasher.option(teacher_logprobs.as_deref(), floats);
+    hasher.option(values.as_deref(), floats);
+    hasher.option(versions.as_deref(), digest_spans);
 }
 
 fn floats(hasher: &mut Hasher, column: &[f32]) {

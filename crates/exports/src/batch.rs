@@ -303,7 +303,10 @@ impl Rows<'_> {
                 segments: segment.into_iter().collect(),
                 messages: self.json("messages", row)?,
                 metadata: self.json("metadata", row)?,
-                ..Trajectory::default()
+                // An export has what became of these, in `result` and in the segments.
+                policy_version: None,
+                admission_id: None,
+                turns: Vec::new(),
             },
             result: ExportResult {
                 run: self.number::<Int64Type>("run", row),

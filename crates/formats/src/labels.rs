@@ -109,7 +109,11 @@ impl Labels {
             reward_components: self.reward_components.map(|Components(parts)| parts).unwrap_or_default(),
             sampling: self.sampling.unwrap_or_default(),
             metadata: self.metadata,
-            ..Trajectory::default()
+            // These are no labels: the reader of the format fills them.
+            admission_id: None,
+            segments: Vec::new(),
+            turns: Vec::new(),
+            messages: None,
         }
     }
 }

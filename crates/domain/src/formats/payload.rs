@@ -356,15 +356,20 @@ fn unpack<S>(
 }
 
 fn header(trajectory: &Trajectory) -> Header {
-    let segments = trajectory.segments.iter().map(|segment| SegmentHeader {
-        kind: segment.kind.clone(),
-        tokens: segment.tokens.len(),
-        response: segment.loss_mask.len(),
-        logprobs: segment.logprobs.is_some(),
-        teacher_logprobs: segment.teacher_logprobs.is_some(),
-        values: segment.values.is_some(),
-        versions: segment.versions.clone(),
-        id_bytes: id_bytes(&segment.tokens),
+    let segments = trajectory.segments.iter().map(|segment| {
+        // All fields are named, so that no new one is lost. The length of the response is that of the mask.
+        let Segment { kind, tokens, loss_mask, response_length: _, logprobs, teacher_logprobs, values, versions } =
+            segment;
+        SegmentHeader {
+            kind: kind.clone(),
+            tokens: tokens.len(),
+            response: loss_mask.len(),
+            logprobs: logprobs.is_some(),
+            teacher_logprobs: teacher_logprobs.is_some(),
+            values: values.is_some(),
+            versions: versions.clone(),
+            id_bytes: id_bytes(tokens),
+        }
     });
     Header {
         environment: trajectory.facts.environment.clone(),

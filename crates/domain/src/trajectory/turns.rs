@@ -2,6 +2,12 @@
 //!
 //! The place of a turn in its list is its place in time. The digest does not contain it, so that a retry may list the
 //! same turns in another order.
+//!
+//! The segments are a pure function of the turns ([`assemble`](crate::assemble)). The digest covers the turns as they
+//! were posted, so that another version of the function still recognises a retry. Whether repeated calls are trained is
+//! a rule of the group, which is known only in the transaction; so where it matters, a rollout is packed in both forms
+//! (`NewRollout::form`). Segments may be much larger than their turns, because branches repeat what they share: that
+//! memory is taken from the budget of posts before the segments are built.
 
 use std::collections::HashMap;
 
@@ -140,20 +146,33 @@ pub(super) fn digest(hasher: &mut Hasher, turns: &[Turn]) {
 }
 
 fn digest_turn(turn: &Turn) -> ContentDigest {
+    let Turn {
+        id,
+        after,
+        prompt_tokens,
+        tokens,
+        logprobs,
+        versions,
+        finish_reason,
+        stopped_on_token,
+        agent,
+        delivered,
+        retry_count,
+    } = turn;
     let mut hasher = Hasher::default();
-    hasher.option(turn.id.as_deref(), Hasher::text);
-    hasher.option(turn.after.as_deref(), Hasher::text);
-    hasher.bytes(&little_endian(&turn.prompt_tokens));
-    hasher.bytes(&little_endian(&turn.tokens));
-    hasher.option(turn.logprobs.as_deref(), floats);
-    hasher.option(turn.versions.as_deref(), digest_spans);
-    hasher.option(turn.finish_reason.as_deref(), Hasher::text);
-    hasher.tag(u8::from(turn.stopped_on_token));
-    hasher.option(turn.agent.as_deref(), Hasher::text);
-    hasher.tag(u8::from(turn.delivered));
+    hasher.option(id.as_deref(), Hasher::text);
+    hasher.option(after.as_deref(), Hasher::text);
+    hasher.bytes(&little_endian(prompt_tokens));
+    hasher.bytes(&little_endian(tokens));
+    hasher.option(logprobs.as_deref(), floats);
+    hasher.option(versions.as_deref(), digest_spans);
+    hasher.option(finish_reason.as_deref(), Hasher::text);
+    hasher.tag(u8::from(*stopped_on_token));
+    hasher.option(agent.as_deref(), Hasher::text);
+    hasher.tag(u8::from(*delivered));
     // A turn that is no repeat has the same digest as one that does not say so.
-    if turn.retry_count > 0 {
-        hasher.int(turn.retry_count.into());
+    if *retry_count > 0 {
+        hasher.int((*retry_count).into());
     }
     hasher.finish()
 }
