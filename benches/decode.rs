@@ -17,7 +17,7 @@ use bytes::Bytes;
 use forebay_api::parsers;
 use forebay_domain::{
     formats::payload::Payload,
-    ingest::NewRollout,
+    ingest::new_rollout::NewRollout,
     surrogates::LoneSurrogates,
     trajectory::{Trajectory, TrajectoryLimits},
 };

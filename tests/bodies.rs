@@ -7,7 +7,7 @@ use std::{alloc::System, fmt::Write as _, io::Cursor};
 
 use forebay_api::parsers as api;
 use forebay_domain::{
-    ingest::NewRollout,
+    ingest::new_rollout::NewRollout,
     surrogates::LoneSurrogates,
     trajectory::{Trajectory, TrajectoryLimits},
 };

@@ -19,7 +19,7 @@ use forebay_domain::{
     assemble::{After, Assembly, Call, CallSet},
     formats::{canonical::ContentDigest, payload::Payload},
     ids::{GroupId, POLICY_NAME_BYTES_MAX, PolicyName, RolloutId},
-    ingest::NewRollout,
+    ingest::new_rollout::NewRollout,
     rules::{Rules, filter::Filters},
     surrogates::LoneSurrogates,
     trajectory::{Trajectory, TrajectoryLimits, VIOLATIONS_MAX},

@@ -16,14 +16,20 @@ use forebay_wire::FilterAction;
 
 use crate::{
     ids::{PolicyName, Version},
-    ingest::{NewRollout, decide::filter_facts},
-    rules::{Rules, filter::Evaluation},
-    trajectory::ResolvedVersions,
+    ingest::new_rollout::NewRollout,
+    rules::{
+        Rules,
+        filter::{Evaluation, facts::RolloutFacts},
+    },
+    trajectory::{Facts, ResolvedVersions},
 };
 
 /// How often the filters of a bundle are evaluated again before its producer is told to retry. Each repetition means
 /// that rules or a version were written in between.
 pub const REEVALUATIONS_MAX: usize = 8;
+
+/// The most failed filters that the ledger names per rollout or group.
+pub const FAILED_FILTERS_MAX: usize = 16;
 
 /// Policies whose rules are remembered. When there are more, all are forgotten.
 const POLICIES_MAX: usize = 4_096;
@@ -110,6 +116,26 @@ impl LatestEvaluation {
 impl fmt::Debug for LatestEvaluation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("LatestEvaluation").field(&*self.held()).finish()
+    }
+}
+
+/// What filters see of a rollout.
+pub fn filter_facts(facts: &Facts, versions: ResolvedVersions, current: Version) -> RolloutFacts<'_> {
+    RolloutFacts {
+        status: facts.status.as_str(),
+        reward: facts.reward,
+        reward_components: &facts.reward_components,
+        environment: facts.environment.as_deref(),
+        policy_version: versions.version.0,
+        version_current: current.0,
+        staleness: current.0.saturating_sub(versions.version.0).max(0),
+        segments: i64::from(facts.segments),
+        tokens: facts.tokens as i64,
+        response_tokens: facts.response_tokens as i64,
+        trained_tokens: facts.trained_tokens as i64,
+        max_segment_tokens: facts.max_segment_tokens as i64,
+        temperature: f64::from(facts.temperature),
+        metadata: facts.metadata.as_deref(),
     }
 }
 

@@ -11,8 +11,8 @@ use forebay_wire::Advantage;
 use crate::{
     advantage::advantages,
     clock::Timestamp,
+    evaluation::FAILED_FILTERS_MAX,
     ids::RolloutPk,
-    ingest::decide::FAILED_FILTERS_MAX,
     reasons,
     rules::{
         Rules,

@@ -12,7 +12,6 @@ use super::{
     states::Verdict,
     trajectory::GROUP_SIZE_MAX,
 };
-use crate::ingest::decide::RolloutDecision;
 
 /// Seconds of ten years. A longer duration is a typing error.
 const DURATION_S_MAX: u64 = 315_360_000;
@@ -89,8 +88,8 @@ impl Rules {
     /// Whether a rollout counts in the mean reward of what arrives. A filter that drops without a look at the reward, such
     /// as one by a label, says that the rollout is no training data. A filter by the reward selects from training data.
     #[must_use]
-    pub fn judges(&self, decision: &RolloutDecision) -> bool {
-        let dropped_by = decision.reason.as_deref().filter(|_| decision.verdict == Verdict::Dropped);
+    pub fn judges(&self, verdict: Verdict, reason: Option<&str>) -> bool {
+        let dropped_by = reason.filter(|_| verdict == Verdict::Dropped);
         dropped_by.is_none_or(|filter| self.filters.rollout_filter_names(filter, &["reward", "reward_components"]))
     }
 

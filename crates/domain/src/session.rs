@@ -23,7 +23,7 @@ use crate::{
     clock::Timestamp,
     formats::{call::CallColumns, canonical::ContentDigest},
     ids::{AdmissionId, CallPk, PolicyName, RolloutId, Run, SessionId, SessionPk, Version},
-    ingest::{Ingested, NewRollout},
+    ingest::{Ingested, new_rollout::NewRollout},
     pages::Cursor,
     refusal::Refusal,
     rules::Rules,

@@ -12,7 +12,7 @@ use std::{
 use forebay_domain::{
     evaluation::{self, EvaluationRequest, REEVALUATIONS_MAX},
     ids::{ExecutionId, PolicyName},
-    ingest::{Bundle, BundleOutcome, Ingest, Ingested, NewRollout},
+    ingest::{Bundle, BundleOutcome, Ingest, Ingested, new_rollout::NewRollout},
     peers::Awaited,
     refusal::Refusal,
     states::{GroupState, Verdict},

@@ -10,7 +10,7 @@ use arrow_array::{
 };
 use arrow_ipc::reader::StreamReader;
 use forebay_domain::{
-    ingest::NewRollout,
+    ingest::new_rollout::NewRollout,
     surrogates::LoneSurrogates,
     trajectory::{Trajectory, TrajectoryLimits},
 };

@@ -4,7 +4,7 @@ use std::{collections::VecDeque, io::Cursor};
 
 use axum::{Json, body::Body, extract::State, http::HeaderMap};
 use bytes::Bytes;
-use forebay_domain::{access::Grant, ingest::NewRollout, refusal::Refusal};
+use forebay_domain::{access::Grant, ingest::new_rollout::NewRollout, refusal::Refusal};
 use forebay_formats::{GroupSizes, Importer, Options, Record};
 use forebay_gateway::structure;
 use forebay_service::Buffer;

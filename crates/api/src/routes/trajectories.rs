@@ -13,7 +13,7 @@ use bytes::Bytes;
 use forebay_domain::{
     access::Grant,
     ids::{ExecutionId, GroupId, ID_BYTES_MAX, RolloutId},
-    ingest::{Ingested, NewRollout},
+    ingest::{Ingested, new_rollout::NewRollout},
     looking::ledger::{Story, StoryFilter},
     refusal::Refusal,
     trajectory::TrajectoryLimits,

@@ -13,7 +13,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Backlog;
-use crate::{ingest::decide::POSTS_PER_PLACE_MAX, rules::Rules};
+use crate::rules::Rules;
+
+/// Posts per place after which a group with `refill` is decided with the rollouts that it has.
+pub const POSTS_PER_PLACE_MAX: u32 = 4;
 
 /// After this part of `group.timeout_s`, an unused admission no longer counts as somebody at work: a worker that was
 /// killed does not give its room back. If the worker is only slow, then at most this many groups are started too many.

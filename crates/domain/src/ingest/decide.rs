@@ -7,26 +7,20 @@ use std::sync::Arc;
 
 use forebay_wire::{FilterAction, OnDrop, Requirement, Retries, StalenessAction, Violation};
 
-use super::{Form, NewRollout};
 use crate::{
-    admission::Room,
-    evaluation::{EvaluationRequest, FilterVerdict},
+    admission::{Room, room::POSTS_PER_PLACE_MAX},
+    evaluation::{EvaluationRequest, FAILED_FILTERS_MAX, FilterVerdict},
     finalize::Cause,
     ids::Version,
+    ingest::new_rollout::{Form, NewRollout},
     reasons,
     refusal::Refusal,
-    rules::{Rules, filter::facts::RolloutFacts},
+    rules::Rules,
     staleness::{TrainedSpan, TrainedVersions},
     states::{GroupState, Verdict},
-    trajectory::{Facts, ResolvedVersions},
+    trajectory::ResolvedVersions,
     warnings::Warning,
 };
-
-/// Posts per place after which a group with `refill` is decided with the rollouts that it has.
-pub const POSTS_PER_PLACE_MAX: u32 = 4;
-
-/// The most failed filters that the ledger names per rollout or group.
-pub const FAILED_FILTERS_MAX: usize = 16;
 
 /// Places and posts of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -273,23 +267,4 @@ pub fn warnings(new: &NewRollout, decision: &RolloutDecision, current: Version) 
     warnings.extend(facts.warnings.iter().cloned());
     warnings.extend(facts.versions.warning(current));
     warnings
-}
-
-pub fn filter_facts(facts: &Facts, versions: ResolvedVersions, current: Version) -> RolloutFacts<'_> {
-    RolloutFacts {
-        status: facts.status.as_str(),
-        reward: facts.reward,
-        reward_components: &facts.reward_components,
-        environment: facts.environment.as_deref(),
-        policy_version: versions.version.0,
-        version_current: current.0,
-        staleness: current.0.saturating_sub(versions.version.0).max(0),
-        segments: i64::from(facts.segments),
-        tokens: facts.tokens as i64,
-        response_tokens: facts.response_tokens as i64,
-        trained_tokens: facts.trained_tokens as i64,
-        max_segment_tokens: facts.max_segment_tokens as i64,
-        temperature: f64::from(facts.temperature),
-        metadata: facts.metadata.as_deref(),
-    }
 }

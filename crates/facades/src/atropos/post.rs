@@ -27,7 +27,7 @@ use forebay_domain::{
     clock::Timestamp,
     facades::ReadyGroup,
     ids::RolloutId,
-    ingest::{Ingested, NewRollout},
+    ingest::{Ingested, new_rollout::NewRollout},
     refusal::Refusal,
 };
 use forebay_service::{Buffer, error::BufferError};

@@ -16,7 +16,7 @@ use forebay_api::http::{
 };
 use forebay_domain::{
     ids::PolicyName,
-    ingest::{Ingested, NewRollout},
+    ingest::{Ingested, new_rollout::NewRollout},
     refusal::Refusal,
     states::Verdict,
 };

@@ -6,7 +6,7 @@ use forebay_domain::{
     clock::Timestamp,
     formats::canonical::{ContentDigest, Hasher},
     ids::{AdmissionId, PolicyName, RolloutId, SessionId, check_name},
-    ingest::NewRollout,
+    ingest::new_rollout::NewRollout,
     refusal::Refusal,
     session::{ANY_MODEL, MODELS_MAX, NewSession, SessionKey, SessionKeyHash, SessionLimits, SessionSpec, TTL_S_MAX},
     trajectory::{Trajectory, VIOLATIONS_MAX},

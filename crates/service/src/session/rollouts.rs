@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use forebay_domain::{
     ids::{ExecutionId, PolicyName, SessionId},
-    ingest::{Marks, NewRollout},
+    ingest::new_rollout::{Marks, NewRollout},
     refusal::Refusal,
     session::{EndSession, Session, SessionPolicy, notes::SessionNotes, without_indexes},
     warnings::Warning,

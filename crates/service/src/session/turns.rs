@@ -5,7 +5,7 @@ use std::{borrow::Cow, sync::Arc};
 use forebay_domain::{
     assemble::{After, Assembly, Call, CallSet, NoBeginning, breaks::Break, retries::DropReason},
     ids::{PolicyName, SessionId},
-    ingest::Marks,
+    ingest::new_rollout::Marks,
     refusal::Refusal,
     rules::Rules,
     session::StoredCall,

@@ -3,8 +3,8 @@
 //! It is the batch that the request already holds, else a batch that came back, else a new one cut from ready groups.
 //!
 //! Stale groups are taken out before a new batch is cut. A claim begins to read the line of ready groups behind those
-//! that were claimed before ([`line`]); each order of `batch.order` has an index. Loss weights are fixed here, as five
-//! numbers in the batch's row, and stale tokens are masked here for all deliveries ([`mask`]).
+//! that were claimed before (`line`); each order of `batch.order` has an index. Loss weights are fixed here, as five
+//! numbers in the batch's row, and stale tokens are masked here for all deliveries (`mask`).
 
 pub(super) mod line;
 mod mask;

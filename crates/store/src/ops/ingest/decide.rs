@@ -12,8 +12,9 @@ use forebay_domain::{
     finalize::{self, GroupDecision, GroupSnapshot, Member},
     ids::{GroupPk, PolicyName, PolicyPk, RolloutPk},
     ingest::{
-        BundleOutcome, Ingested, NewRollout,
+        BundleOutcome, Ingested,
         decide::{self, GroupFill, RolloutDecision},
+        new_rollout::NewRollout,
     },
     policies::Policy,
     refusal::Refusal,
@@ -258,7 +259,7 @@ impl<'b> Decider<'b> {
         let rollout_pk = RolloutPk(self.snapshot.rollout_pks.next().expect("there is a key for every newcomer"));
         let row = Arrived::new(rollout_pk, incoming, &group.locked, &decision);
         group.add(new, rollout_pk, &decision, row.live_bytes());
-        let is_judged = group.locked.rules.judges(&decision);
+        let is_judged = group.locked.rules.judges(decision.verdict, decision.reason.as_deref());
         tally_arrival(&mut draft.tallies, policy.policy_pk, new, &decision, (row.live_bytes(), is_judged), self.now);
         draft.arrived.push(row);
         let mut decided = None;

@@ -4,8 +4,9 @@ use forebay_domain::{
     finalize::{GroupDecision, Member},
     ids::{ExecutionId, GroupId, GroupPk, IdKey, PolicyPk},
     ingest::{
-        Bundle, NewRollout,
+        Bundle,
         decide::{GroupFill, RolloutDecision},
+        new_rollout::NewRollout,
     },
     session::EndSession,
 };

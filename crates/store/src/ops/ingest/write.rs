@@ -11,7 +11,10 @@ use forebay_domain::{
         seal::{self, RolloutSeal},
     },
     ids::{GroupPk, IdKey, PolicyPk, RolloutPk, Run},
-    ingest::{Form, NewRollout, decide::RolloutDecision},
+    ingest::{
+        decide::RolloutDecision,
+        new_rollout::{Form, NewRollout},
+    },
     states::GroupState,
 };
 use serde::Serialize;

@@ -7,7 +7,7 @@ use forebay_domain::{
     },
     clock::Timestamp,
     ids::{GroupId, IdKey, SessionPk},
-    ingest::{NewRollout, decide},
+    ingest::{decide, new_rollout::NewRollout},
     policies::Policy,
     refusal::Refusal,
     session::{KEYS_MAX, NewSession, OpenedSession, check_rules},
