@@ -32,6 +32,7 @@ RECEIPT = answer(
         "policy": "p",
         "rollout_id": "r",
         "group_id": "g",
+        "execution_id": "x",
         "verdict": "kept",
         "duplicate": False,
         "warnings": [],
