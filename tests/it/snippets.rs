@@ -297,7 +297,9 @@ fn every_block_names_a_language_that_can_be_run_and_every_exception_is_needed() 
         // the programs of `make test-clients`.
         let is_known = ["sh", "python", "toml"].contains(&block.language.as_str())
             || block.document.starts_with(OF_PYTHON) && block.language == "yaml"
-            || block.document == "docs/connect.md" && block.language == "js";
+            || block.document == "docs/connect.md" && block.language == "js"
+            // The diagrams of states, which a test of the domain compares with the code.
+            || block.document == "ARCHITECTURE.md" && block.language == "mermaid";
         assert!(is_known, "{}: `{}` is not run by this test", block.place(), block.language);
     }
     for entry in NOT_RUN {
