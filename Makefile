@@ -2,7 +2,7 @@
 
 CARGO ?= cargo
 
-.PHONY: run test test-service test-console test-python test-frameworks test-facades test-trainer test-clients endure test-engines test-openhands demo example examples simulate lint audit fuzz fuzz-api bench bench-batches bench-client bench-engines bench-export bench-facades bench-growth bench-instructions bench-overload bench-serve bench-sessions bench-trainer console-bytes console-pictures parity-slime torture libtorch generate wheel help
+.PHONY: run test test-service test-console test-python test-frameworks test-facades test-trainer test-clients endure test-engines test-openhands demo example examples simulate lint lint-alone audit fuzz fuzz-api bench bench-batches bench-client bench-engines bench-export bench-facades bench-growth bench-instructions bench-overload bench-serve bench-sessions bench-trainer console-bytes console-pictures parity-slime torture libtorch generate wheel help
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-18s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)

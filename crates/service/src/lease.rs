@@ -39,7 +39,8 @@ pub const WAIT_MS_MAX: u64 = 60_000;
 /// A protocol that reads as much as it can calls `buffer.lease` like this, and acks what it got by its id and its lease:
 ///
 /// ```
-/// use crate::{batch::BatchSize, ids::PolicyName, lease::LeaseRequest};
+/// use forebay_domain::{batch::BatchSize, ids::PolicyName};
+/// use forebay_service::lease::LeaseRequest;
 ///
 /// let request = LeaseRequest {
 ///     size: BatchSize::Groups { at_most: 256 },
