@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use axum::http::HeaderValue;
 use forebay_agents::{AgentOptions, audits::AuditOptions};
+use forebay_bounds::budget::Budget;
 use forebay_domain::session::{SessionLimits, TTL_S_MAX};
-use forebay_gateway::upstream::AnswerBudget;
 use forebay_wire::Violation;
 use serde::Deserialize;
 
@@ -144,8 +144,8 @@ impl Sessions {
     }
 
     /// The budget that the engines share.
-    pub(super) fn answers(&self) -> AnswerBudget {
-        AnswerBudget::new(self.inflight_answer_bytes as usize)
+    pub(super) fn answers(&self) -> Budget {
+        Budget::new(self.inflight_answer_bytes as usize)
     }
 
     pub(super) fn limits(&self) -> SessionLimits {

@@ -13,14 +13,14 @@ use axum::{
     response::Response,
 };
 use bytes::Bytes;
-use forebay_api::http::budget::{FREE_ANSWER_BYTES, paid};
+use forebay_bounds::budget::{FREE_ANSWER_BYTES, paid};
+use forebay_bounds::work;
 use forebay_domain::ids::CallPk;
 use forebay_gateway::{
     Dialect, DialectError,
     completion::Piece,
     dialect::{Events, SseEvent},
     upstream::Streaming,
-    work,
 };
 use hyper::body::{Frame, SizeHint};
 use tokio::{

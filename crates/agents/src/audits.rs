@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use forebay_api::http::budget::Share;
+use forebay_bounds::budget::Share;
 use forebay_domain::{
     ids::{PolicyName, SessionId},
     session::SessionPolicy,

@@ -1,9 +1,9 @@
 //! Work on the bytes of agents, on threads where it may take its time.
 
+use forebay_bounds::work::core;
 use forebay_gateway::{
     DialectError,
     cancel::{Cancellation, Waiting},
-    work::core,
 };
 
 /// Runs work on such a thread, when one of the cores is free for it. If the future is dropped because the agent has left,

@@ -5,12 +5,13 @@ use std::{cell::RefCell, time::Duration};
 
 use axum::body::{Body, HttpBody as _};
 use bytes::{Bytes, BytesMut};
-use forebay_api::http::budget::{
+use forebay_bounds::budget::{
     Owner, Shares,
     arriving::{Arriving, Limits, Unread},
 };
+use forebay_bounds::work;
 use forebay_domain::{ids::SessionId, surrogates::LoneSurrogates};
-use forebay_gateway::{DialectError, structure, work};
+use forebay_gateway::{DialectError, structure};
 use forebay_wire::{has_lone_surrogates, replace_lone_surrogates_in};
 use http_body_util::BodyExt as _;
 

@@ -10,7 +10,8 @@ use std::{
 };
 
 use axum::http::HeaderMap;
-use forebay_api::http::budget::Shares;
+use forebay_bounds::budget::Shares;
+use forebay_bounds::work;
 use forebay_domain::{
     clock::Timestamp,
     ids::{CallPk, check_name},
@@ -25,7 +26,6 @@ use forebay_gateway::{
     lineage::AgentLabel,
     request::LeftOut,
     upstream::{Answered, Streaming},
-    work,
 };
 use forebay_service::{
     engines::NoUpstream,

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use axum::http::HeaderMap;
-use forebay_gateway::{Dialect, DialectError, canonical::Canonical, lineage::AgentLabel, work};
+use forebay_bounds::work;
+use forebay_gateway::{Dialect, DialectError, canonical::Canonical, lineage::AgentLabel};
 use forebay_service::session::record::CallPermit;
 
 use crate::{

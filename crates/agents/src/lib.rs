@@ -43,7 +43,7 @@ pub mod upstreams;
 use std::{sync::Arc, time::Duration};
 
 use axum::http::HeaderValue;
-use forebay_api::http::budget::Budget;
+use forebay_bounds::budget::Budget;
 use forebay_service::Buffer;
 use forebay_telemetry::metrics::Metrics;
 use tokio::sync::watch;
@@ -118,7 +118,7 @@ impl Agents {
     /// Creates what [`listener::router`] needs.
     #[must_use]
     pub fn new(buffer: Buffer, upstreams: Upstreams, metrics: Arc<Metrics>, options: AgentOptions) -> Self {
-        let bytes = Budget::new(options.inflight_bytes_max, metrics.agent_call_bytes_in_flight());
+        let bytes = Budget::counted(options.inflight_bytes_max, metrics.agent_call_bytes_in_flight());
         Self(Arc::new(Shared {
             buffer,
             upstreams,

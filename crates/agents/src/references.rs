@@ -1,13 +1,13 @@
 //! Answers and conversations that a call names by their ids. The session has recorded them.
 
-use forebay_api::http::budget::Shares;
+use forebay_bounds::budget::Shares;
+use forebay_bounds::work;
 use forebay_gateway::{
     Dialect, DialectError,
     canonical::Record,
     dialect::{References, message_of, not_found, response_id},
     request::Message,
     system::without_instructions,
-    work,
 };
 use forebay_service::session::{
     record::CallPermit,

@@ -2,7 +2,6 @@
 
 pub mod accept;
 pub mod body;
-pub mod budget;
 pub mod budgets;
 pub(crate) mod compression;
 pub mod framing;

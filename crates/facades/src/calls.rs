@@ -6,12 +6,12 @@ use axum::{
 };
 use forebay_api::http::{
     body::{ReadBody, pay, read},
-    budget::Owner,
     guard::{Caller, owner},
     problem::Failure,
 };
+use forebay_bounds::{budget::Owner, work};
 use forebay_domain::{access::Grant, ids::PolicyName};
-use forebay_gateway::{structure, work};
+use forebay_gateway::structure;
 use forebay_service::reading::Reader;
 
 use crate::{Facade, paths::PathConsumer};

@@ -16,8 +16,6 @@
 //! [`canonical`] compares the requests of a session with the calls before them. It finds the call that a request
 //! continues, and says why one does not.
 //!
-//! [`work`] runs what takes long for long bodies, so that it does not hold up other calls.
-//!
 //! With the feature `exact` there is the mode in which the gateway renders prompts itself, in the module `exact`, and
 //! the chat templates for it, in the module `template`.
 //!
@@ -41,7 +39,6 @@ pub mod system;
 #[cfg(feature = "template")]
 pub mod template;
 pub mod upstream;
-pub mod work;
 
 pub use completion::Completion;
 pub use dialect::{Dialect, DialectError};

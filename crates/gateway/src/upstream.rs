@@ -2,7 +2,7 @@
 //! `exact` the gateway sends ids.
 //!
 //! A call passes through the submodules in this order: `route` chooses the worker, `body` writes the engine's request
-//! with what `allow` lets pass, `transport` sends it and takes the bytes of the answer from a `budget`, `answer` reads what
+//! with what `allow` lets pass, `transport` sends it and takes the bytes of the answer from a budget, `answer` reads what
 //! came back, with its lists in `columns`, and `check` makes a [`Completion`] of it or says what is wrong with it, for which
 //! `versions` maps the engine's labels to spans. `exact` does the same for a call with ids, and continues it if the engine
 //! aborts it, while `streaming` sends the agent what was sampled so far. [`probe`] makes such calls before any agent does, compares what `models` reads with the configuration, and
@@ -12,7 +12,6 @@
 mod allow;
 mod answer;
 mod body;
-mod budget;
 mod check;
 mod columns;
 mod error;
@@ -29,7 +28,6 @@ mod transport;
 mod versions;
 
 pub use allow::check_pass;
-pub use budget::AnswerBudget;
 pub use check::Fault;
 pub use error::UpstreamError;
 pub use exact::ExactPrompt;
@@ -50,6 +48,8 @@ use std::{
 
 use bytes::Bytes;
 
+use forebay_bounds::work;
+
 use self::{
     allow::Withheld,
     answer::EngineAnswer,
@@ -57,7 +57,7 @@ use self::{
     exact::Way,
     transport::{Post, Room, Transport},
 };
-use crate::{completion::Completion, request::Request, work};
+use crate::{completion::Completion, request::Request};
 
 /// What would be recorded of an engine's answer, or what is wrong with it. [`Upstream::complete`] does the same with the
 /// answers that it receives; tests of hostile answers need no engine. `version` is the version that the policy had when

@@ -4,11 +4,9 @@
 //! answered after the group is decided. The stage before is [`trajectory`](forebay_domain::trajectory), the next
 //! [`finalize`](forebay_domain::finalize).
 
-use std::{
-    num::NonZero,
-    sync::{Arc, LazyLock},
-};
+use std::sync::Arc;
 
+use forebay_bounds::work;
 use forebay_domain::{
     evaluation::{self, EvaluationRequest, REEVALUATIONS_MAX},
     ids::{ExecutionId, PolicyName},
@@ -20,7 +18,6 @@ use forebay_domain::{
 };
 use forebay_store::error::StoreError;
 use forebay_wire::{self as wire, Violation};
-use tokio::sync::Semaphore;
 use tracing::instrument;
 
 use crate::{Buffer, error::BufferError, waiting::replicas};
@@ -137,14 +134,11 @@ fn likely_requests(buffer: &Buffer, bundles: &[Bundle]) -> Vec<(usize, Evaluatio
     requests
 }
 
-/// Evaluates filters. Evaluations that may take long run on threads for blocking work, at most as many at once as there
-/// are cores.
+/// Evaluates filters. Evaluations that may take long run on threads for long work.
 async fn evaluate_filters(
     bundles: &Arc<Vec<Bundle>>,
     requests: Vec<(usize, EvaluationRequest)>,
 ) -> Result<(), BufferError> {
-    static CORES: LazyLock<Semaphore> =
-        LazyLock::new(|| Semaphore::new(std::thread::available_parallelism().map_or(1, NonZero::get)));
     let bytes_of = |(bundle, request): &(usize, EvaluationRequest)| {
         let form = bundles[*bundle][request.index].form(request.rules.sessions.retries);
         let metadata = &form.facts.metadata;
@@ -164,8 +158,7 @@ async fn evaluate_filters(
         evaluate();
         return Ok(());
     }
-    let _core = CORES.acquire().await.map_err(|_| StoreError::Closed)?;
-    Ok(tokio::task::spawn_blocking(evaluate).await.map_err(|_| StoreError::Closed)?)
+    Ok(work::on_thread(evaluate).await.map_err(|_| StoreError::Closed)?)
 }
 
 /// Stores bundles of policies that exist.

@@ -9,6 +9,11 @@ use axum::{
     http::{HeaderMap, HeaderValue, StatusCode, header},
 };
 use bytes::Bytes;
+use forebay_bounds::budget::{
+    Budget, Owner, Shares,
+    arriving::{self, Arriving, Unread},
+    collected::{Collected, NoMemory},
+};
 use forebay_domain::access::Grant;
 use forebay_gateway::structure;
 use forebay_wire::{ARROW_STREAM, Object, Violation};
@@ -20,11 +25,6 @@ use crate::{
     Api,
     codecs::explain::{explain, explain_text},
     http::{
-        budget::{
-            Budget, Owner, Shares,
-            arriving::{self, Arriving, Unread},
-            collected::{Collected, NoMemory},
-        },
         budgets::{ByteBudgets, HeldByRequest, overloaded},
         guard::owner,
         problem::Failure,
@@ -290,16 +290,16 @@ fn expand(sent: &[u8], coding: Coding, body_bytes_max: usize, mut paid: Paid) ->
         paid.cover(sent.len() + room)?;
         expanded.reserve(room)?;
         expanded.fill(&mut decoder, room).map_err(malformed)?;
-        if expanded.len() > max {
+        if expanded.length() > max {
             return Err(over_expanded(sent.len(), max, body_bytes_max));
         }
-        if expanded.len() < room {
+        if expanded.length() < room {
             break;
         }
         room = (2 * room).min(max + 1);
     }
     drop(decoder);
-    paid.shares.shrink(expanded.len());
+    paid.shares.shrink(expanded.length());
     Ok(ReadBody { bytes: expanded.into_bytes(), shares: paid.shares })
 }
 
@@ -307,7 +307,7 @@ fn expand(sent: &[u8], coding: Coding, body_bytes_max: usize, mut paid: Paid) ->
 pub fn expand_alone(sent: &[u8], headers: &HeaderMap, limits: BodyLimits) -> Result<Bytes, Failure> {
     let gauge = prometheus::IntGauge::new("bytes", "bytes").expect("the name is valid");
     let max = limits.body_bytes_max;
-    let budget = Budget::new(limits.budgets.posts, gauge);
+    let budget = Budget::counted(limits.budgets.posts, gauge);
     let paid = Paid { budget, shares: Shares::default(), bytes: 0 };
     expand(sent, coding(headers)?, max, paid).map(|body| body.bytes)
 }

@@ -1,6 +1,6 @@
 //! The byte budgets of the main listener and of facades, and how responses take bytes from them.
 //!
-//! There are three [budgets](crate::http::budget), so that one kind of client cannot use up what another needs: one for posts of
+//! There are three [budgets](forebay_bounds::budget), so that one kind of client cannot use up what another needs: one for posts of
 //! trajectories and their responses, one for all other calls, and one for pages of samples.
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -10,12 +10,10 @@ use axum::{
     http::{Method, StatusCode},
     response::{IntoResponse as _, Response},
 };
+use forebay_bounds::budget::{Budget, FREE_ANSWER_BYTES, Full, Shares, collected::NoMemory, paid};
 use forebay_telemetry::metrics::Metrics;
 
-use crate::http::{
-    budget::{Budget, FREE_ANSWER_BYTES, Full, Shares, collected::NoMemory, paid},
-    problem::Failure,
-};
+use crate::http::problem::Failure;
 
 /// The most bytes that the service holds for clients at the same time, by kind.
 #[derive(Clone, Copy, Debug)]
@@ -39,9 +37,9 @@ pub struct Budgets {
 impl Budgets {
     pub fn new(bytes: ByteBudgets, metrics: &Metrics) -> Self {
         Self {
-            posts: Budget::new(bytes.posts, metrics.http.body_bytes_in_flight.clone()),
-            control: Budget::new(bytes.control, metrics.http.control_bytes_in_flight.clone()),
-            samples: Budget::new(bytes.samples, metrics.http.samples_bytes_in_flight.clone()),
+            posts: Budget::counted(bytes.posts, metrics.http.body_bytes_in_flight.clone()),
+            control: Budget::counted(bytes.control, metrics.http.control_bytes_in_flight.clone()),
+            samples: Budget::counted(bytes.samples, metrics.http.samples_bytes_in_flight.clone()),
         }
     }
 }
@@ -114,7 +112,7 @@ mod tests {
     #[test]
     fn long_answers_are_paid_for_until_they_are_gone_and_short_ones_are_free() {
         let gauge = prometheus::IntGauge::new("bytes", "bytes").expect("the name is valid");
-        let budget = Budget::new(64 << 10, gauge.clone());
+        let budget = Budget::counted(64 << 10, gauge.clone());
         let answer = |bytes: usize| Response::new(Body::from(vec![b'x'; bytes]));
         let pay = |method: &Method, bytes: usize| pay(&budget, method, answer(bytes)).now_or_never().expect("no wait");
         let free = pay(&Method::GET, FREE_ANSWER_BYTES);

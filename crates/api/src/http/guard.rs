@@ -18,12 +18,13 @@ use axum::{
     middleware::Next,
     response::{IntoResponse, Response},
 };
+use forebay_bounds::budget::Owner;
 use forebay_domain::{access::Grant, ids::CallerId, session::SessionKey};
 use forebay_service::keyring::{Denied, Keyring};
 
 use crate::{
     Api,
-    http::{body, budget::Owner, problem::Failure, roles},
+    http::{body, problem::Failure, roles},
 };
 
 /// Media types that a web page may post to another origin without a preflight request.

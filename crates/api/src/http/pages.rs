@@ -12,18 +12,13 @@ use axum::{
     response::{IntoResponse as _, Response},
 };
 use bytes::Bytes;
+use forebay_bounds::budget::{Budget, Share, paid};
 use forebay_service::error::BufferError;
 use futures::{TryStreamExt as _, stream};
 
 use crate::{
     Api,
-    http::{
-        accept::asks_for_zstd,
-        body,
-        budget::{Budget, Share, paid},
-        compression::Compressor,
-        problem::Failure,
-    },
+    http::{accept::asks_for_zstd, body, compression::Compressor, problem::Failure},
 };
 
 /// How long a request waits for the bytes of its first page. After that it is refused and may be repeated.

@@ -13,11 +13,10 @@ use axum::{
     response::{IntoResponse as _, Response},
 };
 use bytes::Bytes;
+use forebay_bounds::budget::{Share, paid};
 use forebay_wire::BulkLine;
 use futures::stream;
 use tokio::sync::mpsc;
-
-use crate::http::budget::{Share, paid};
 
 /// The size at which lines are passed to the connection.
 const FRAME_BYTES: usize = 64 << 10;

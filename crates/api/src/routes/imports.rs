@@ -4,6 +4,7 @@ use std::{collections::VecDeque, io::Cursor};
 
 use axum::{Json, body::Body, extract::State, http::HeaderMap};
 use bytes::Bytes;
+use forebay_bounds::budget::{Budget, Shares};
 use forebay_domain::{access::Grant, ingest::new_rollout::NewRollout, refusal::Refusal};
 use forebay_formats::{GroupSizes, Importer, Options, Record};
 use forebay_gateway::structure;
@@ -16,7 +17,6 @@ use crate::{
     Api,
     http::{
         body::{self, Media, ReadBody},
-        budget::{Budget, Shares},
         guard::{Caller, owner},
         params::{FormatPath, Query},
         problem::Failure,

@@ -19,6 +19,7 @@ use axum::{
 };
 use bytes::Bytes;
 use flate2::{Compression, read::GzDecoder, write::GzEncoder};
+use forebay_bounds::budget::{Budget, paid};
 use forebay_domain::{access::globs::PolicyGlobs, ids::PolicyName};
 use serde::de::IgnoredAny;
 use tokio::sync::Mutex;
@@ -28,7 +29,6 @@ use crate::{
     http::{
         accept::{accepts_gzip, knows},
         body,
-        budget::{Budget, paid},
         budgets::IsPaid,
         pages::FIRST_PAGE_WAIT,
         params::PolicyPath,

@@ -1,6 +1,6 @@
 //! `/trajectories`: agents post finished rollouts and look up their state.
 
-use std::{collections::VecDeque, num::NonZero, sync::LazyLock};
+use std::collections::VecDeque;
 
 use axum::{
     Extension,
@@ -10,6 +10,10 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use bytes::Bytes;
+use forebay_bounds::{
+    budget::{Budget, Share, Shares, paid},
+    work,
+};
 use forebay_domain::{
     access::Grant,
     ids::{ExecutionId, GroupId, ID_BYTES_MAX, RolloutId},
@@ -23,7 +27,6 @@ use forebay_wire::{
     self as wire, BulkLine, ListOrder, Receipt, RolloutState, StoryGroup, TrajectoryPage, TrajectoryStory, Verdict,
 };
 use serde::Deserialize;
-use tokio::sync::Semaphore;
 use utoipa::{IntoParams, ToSchema};
 
 use crate::{
@@ -34,7 +37,6 @@ use crate::{
     },
     http::{
         body::{self, Media, ReadBody},
-        budget::{Budget, Share, Shares, paid},
         budgets::IsPaid,
         guard::{Caller, owner},
         params::{self, Query},
@@ -151,19 +153,15 @@ async fn whole(
     Ok((status, json, Extension(IsPaid), Body::from(paid(receipts.into(), shares))).into_response())
 }
 
-/// Runs long work on a blocking thread. At most one task per core runs at a time, because more would only hold more
-/// memory.
+/// Runs work here if it is short, and otherwise on a thread for long work.
 pub(crate) async fn run<T: Send + 'static>(
     inline: bool,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Failure> {
-    static CORES: LazyLock<Semaphore> =
-        LazyLock::new(|| Semaphore::new(std::thread::available_parallelism().map_or(1, NonZero::get)));
     if inline {
         return Ok(work());
     }
-    let _core = CORES.acquire().await.map_err(|_| body::stopped())?;
-    tokio::task::spawn_blocking(work).await.map_err(|_| body::stopped())
+    work::on_thread(work).await.map_err(|_| body::stopped())
 }
 
 /// Whether bodies can be decoded on an async worker thread. Turns cannot, because their segments may be much larger than

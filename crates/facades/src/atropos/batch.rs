@@ -16,12 +16,8 @@ use axum::{
 };
 use bytes::Bytes;
 use flate2::{Compression, write::GzEncoder};
-use forebay_api::http::{
-    accept::accepts_gzip,
-    body::stopped,
-    budget::{Share, paid},
-    problem::Failure,
-};
+use forebay_api::http::{accept::accepts_gzip, body::stopped, problem::Failure};
+use forebay_bounds::budget::{Share, paid};
 use forebay_domain::{batch::BatchSize, lease::Batch, refusal::Refusal, samples::page::Page};
 use forebay_service::{
     Buffer,

@@ -19,9 +19,9 @@ use axum::{
 use bytes::Bytes;
 use forebay_api::http::{
     body::{ReadBody, pay, stopped},
-    budget::Shares,
     problem::Failure,
 };
+use forebay_bounds::{budget::Shares, work};
 use forebay_domain::{
     batch::{self, Candidate},
     clock::Timestamp,
@@ -149,7 +149,7 @@ async fn prepare(
     let policy = atropos.policy.to_string();
     let (run, bytes, names) = (Arc::clone(run), body.clone(), post.names());
     let budget = atropos.api.budgets().posts.clone();
-    let work = move || {
+    let read = move || {
         let groups = parse(&bytes).map_err(|found| Failure::invalid(found.pointer, found.detail))?;
         let mut repeated = Shares::default();
         pay(&budget, &mut repeated, groups.iter().map(ScoredData::repeated_bytes).sum())?;
@@ -163,11 +163,7 @@ async fn prepare(
         }
         Ok::<_, Failure>((sent, buffer.prepare(rollouts).map_err(of_sequences)?, repeated))
     };
-    if body.len() <= INLINE_BYTES_MAX {
-        work()
-    } else {
-        tokio::task::spawn_blocking(work).await.map_err(|_| stopped())?
-    }
+    if body.len() <= INLINE_BYTES_MAX { read() } else { work::on_thread(read).await.map_err(|_| stopped())? }
 }
 
 /// The buffer names trajectories of a bundle, and the client knows sequences.

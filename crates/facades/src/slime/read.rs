@@ -11,9 +11,9 @@ use axum::{
 use bytes::Bytes;
 use forebay_api::http::{
     body::{ReadBody, stopped},
-    budget::paid,
     problem::Failure,
 };
+use forebay_bounds::budget::paid;
 use forebay_domain::{batch::BatchSize, lease::Batch, samples::page::Page};
 use forebay_service::{Buffer, error::BufferError, lease::Holder, reading::Reader, samples::SampleReader};
 use forebay_wire::Sample;

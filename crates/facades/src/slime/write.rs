@@ -11,9 +11,9 @@ use axum::{
 use bytes::Bytes;
 use forebay_api::http::{
     body::{ReadBody, stopped},
-    budget::paid,
     problem::Failure,
 };
+use forebay_bounds::{budget::paid, work};
 use forebay_domain::{
     ids::PolicyName,
     ingest::{Ingested, new_rollout::NewRollout},
@@ -83,7 +83,7 @@ async fn prepare(slime: Slime, bytes: Bytes) -> Result<(String, NewRollout), Fai
     if is_short {
         return read();
     }
-    tokio::task::spawn_blocking(read).await.map_err(|_| stopped())?
+    work::on_thread(read).await.map_err(|_| stopped())?
 }
 
 /// Stores an item in the open group of its instance.

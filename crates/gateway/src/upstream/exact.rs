@@ -15,6 +15,8 @@ use std::{
 use bytes::Bytes;
 use serde::Deserialize;
 
+use forebay_bounds::work;
+
 use super::{
     Answered, CHAT, EngineCall, EngineKind, Upstream, UpstreamError,
     answer::{EngineAnswer, Generated},
@@ -23,10 +25,7 @@ use super::{
     streaming::{Ended, Pieces, Progress, Streaming},
     transport::{Events, Post, Room},
 };
-use crate::{
-    completion::{AssistantMessage, Completion, Finish, StopMatch, ToolCall, Usage, VersionSpan},
-    work,
-};
+use crate::completion::{AssistantMessage, Completion, Finish, StopMatch, ToolCall, Usage, VersionSpan};
 
 const VLLM_GENERATE: &str = "/inference/v1/generate";
 const SGLANG_GENERATE: &str = "/generate";

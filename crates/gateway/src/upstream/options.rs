@@ -2,10 +2,11 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use forebay_bounds::budget::Budget;
 use forebay_client::ClientOptions;
 use reqwest::Url;
 
-use super::{AnswerBudget, UpstreamError};
+use super::UpstreamError;
 
 /// The largest answer has a million tokens, for each of which an engine writes about 200 bytes.
 const ANSWER_BYTES_MAX: usize = 256 << 20;
@@ -98,7 +99,7 @@ pub struct UpstreamOptions {
     /// The largest answer that is read.
     pub answer_bytes_max: usize,
     /// The bytes of the answers that are being read and parsed. Several upstreams can share it.
-    pub answers: AnswerBudget,
+    pub answers: Budget,
     /// How often a call is repeated that the engine aborts.
     pub aborts_max: u32,
     /// How long to wait before such a repeat, because a paused engine may abort every call at once.
@@ -149,7 +150,7 @@ impl UpstreamOptions {
             connect_timeout: Duration::from_secs(10),
             idle_timeout: Duration::from_hours(1),
             answer_bytes_max: ANSWER_BYTES_MAX,
-            answers: AnswerBudget::new(ANSWER_BYTES_MAX),
+            answers: Budget::new(ANSWER_BYTES_MAX),
             aborts_max: 30,
             repeat_delay: Duration::from_secs(1),
         })

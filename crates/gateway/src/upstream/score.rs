@@ -10,6 +10,8 @@ use bytes::Bytes;
 use serde::Deserialize;
 use serde_json::{json, value::RawValue};
 
+use forebay_bounds::work;
+
 use super::{
     EngineKind, Fault, Upstream, UpstreamError, check,
     columns::{Choices, Ids, MetaLogprobs},
@@ -17,7 +19,7 @@ use super::{
     route,
     transport::{Post, Room},
 };
-use crate::{json::Item, work};
+use crate::json::Item;
 
 /// SGLang's endpoint of ids.
 const GENERATE: &str = "/generate";

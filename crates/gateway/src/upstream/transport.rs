@@ -13,8 +13,13 @@ use reqwest::{
     redirect,
 };
 
-use super::{AnswerBudget, EngineKind, Secret, UpstreamError, UpstreamOptions, budget::Share};
-use crate::{dialect::RETRY_AFTER_S, work};
+use forebay_bounds::{
+    budget::{Budget, Full, Share},
+    work,
+};
+
+use super::{EngineKind, Secret, UpstreamError, UpstreamOptions};
+use crate::dialect::RETRY_AFTER_S;
 
 /// How long the engine has to confirm that it aborted a call whose agent is gone.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -52,7 +57,7 @@ pub(super) struct Transport {
     /// Each worker's address without a slash at its end and without `/v1`.
     bases: Vec<String>,
     answer_bytes_max: usize,
-    answers: AnswerBudget,
+    answers: Budget,
     idle_timeout: Duration,
     api_key: Option<Secret>,
 }
@@ -236,7 +241,7 @@ impl Transport {
         let first = (announced as usize).max(FIRST_BYTES);
         let mut share = match room {
             Room::Waits => self.answers.wait_for(first).await,
-            Room::MayLack => self.answers.take(first).ok_or_else(full)?,
+            Room::MayLack => self.answers.take(first).map_err(full)?,
         };
         // A system that gives out no more memory than it has refuses some here, which must not end the process.
         let no_memory = |_| busy("the system has no memory for the engine's answer");
@@ -246,9 +251,7 @@ impl Transport {
             if bytes.len() + piece.len() > self.answer_bytes_max {
                 return Err(too_large());
             }
-            if !share.grow(bytes.len() + piece.len()) {
-                return Err(full());
-            }
+            share.cover(bytes.len() + piece.len()).map_err(full)?;
             bytes.try_reserve(piece.len()).map_err(no_memory)?;
             bytes.extend_from_slice(&piece);
         }
@@ -306,7 +309,7 @@ fn busy(why: &str) -> UpstreamError {
     UpstreamError::Busy { message: why.to_owned(), retry_after_s: RETRY_AFTER_S }
 }
 
-fn full() -> UpstreamError {
+fn full(Full: Full) -> UpstreamError {
     busy("too many bytes of engines' answers are in memory")
 }
 
@@ -345,9 +348,7 @@ impl Events<'_> {
             if bytes > self.transport.answer_bytes_max {
                 return Err(UpstreamError::TooLarge { bytes_max: self.transport.answer_bytes_max });
             }
-            if !self.share.grow(bytes) {
-                return Err(full());
-            }
+            self.share.cover(bytes).map_err(full)?;
             self.unread.extend_from_slice(&piece);
         }
     }

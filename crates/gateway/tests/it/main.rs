@@ -25,4 +25,3 @@ mod templates;
 mod transport;
 mod upstream;
 mod versions;
-mod work;

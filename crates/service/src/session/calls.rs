@@ -7,7 +7,7 @@ use forebay_domain::{
     session::StoredCall,
 };
 use forebay_store::{error::StoreError, ops::session::calls::FindCalls};
-use tokio::sync::Semaphore;
+use tokio::sync::{Semaphore, SemaphorePermit};
 
 use crate::Buffer;
 
@@ -64,11 +64,12 @@ impl SessionCalls {
     }
 }
 
-/// Runs work on recorded calls on a thread for blocking work, for as many sessions at once as there are cores.
-pub(super) async fn one_of_few() -> Result<tokio::sync::SemaphorePermit<'static>, StoreError> {
-    static CORES: LazyLock<Semaphore> =
+/// Waits until one of the few sessions whose calls are in memory is done. This is no bound of work: a session keeps its
+/// place while its calls are read from the database, and takes a core only for what it does with them.
+pub(super) async fn one_of_few() -> Result<SemaphorePermit<'static>, StoreError> {
+    static SESSIONS: LazyLock<Semaphore> =
         LazyLock::new(|| Semaphore::new(std::thread::available_parallelism().map_or(1, NonZero::get)));
-    CORES.acquire().await.map_err(|_| StoreError::Closed)
+    SESSIONS.acquire().await.map_err(|_| StoreError::Closed)
 }
 
 /// The error for calls that follow each other in a circle, which are damaged.

@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use forebay_bounds::work;
 use forebay_domain::{
     clock::Timestamp,
     formats::call::{CallColumns, pack_text, unpack_text},
@@ -34,7 +35,7 @@ use crate::{
     Buffer,
     error::BufferError,
     session::{
-        calls::{SessionCalls, one_of_few},
+        calls::SessionCalls,
         delivery::Delivered,
         in_flight::Guard,
         recent::{KnownCalls, RecentSessions},
@@ -407,8 +408,7 @@ async fn pack(columns: CallColumns, call: NewCall) -> Result<Packed, StoreError>
     if bytes <= PACKED_INLINE_BYTES_MAX {
         return Ok(pack());
     }
-    let _few = one_of_few().await?;
-    tokio::task::spawn_blocking(pack).await.map_err(|_| StoreError::Closed)
+    work::on_thread(pack).await.map_err(|_| StoreError::Closed)
 }
 
 /// Remembers that a bound was reached, and returns the refusal.

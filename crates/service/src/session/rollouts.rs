@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
+use forebay_bounds::work;
 use forebay_domain::{
     ids::{ExecutionId, PolicyName, SessionId},
     ingest::new_rollout::{Marks, NewRollout},
@@ -88,8 +89,7 @@ pub(super) async fn assemble(buffer: &Buffer, wanted: &Ending, session: &Session
             let calls = Arc::clone(&calls);
             move || policies.iter().map(|(policy, retries)| calls.assemble(policy, *retries)).collect()
         };
-        let done: Result<Vec<Assembled>, _> =
-            tokio::task::spawn_blocking(assemble).await.map_err(|_| StoreError::Closed)?;
+        let done: Result<Vec<Assembled>, _> = work::on_thread(assemble).await.map_err(|_| StoreError::Closed)?;
         assembled = done.map_err(|_| circular(session.session_id))?;
         for index in without_segments {
             assembled[index] = dropped_whole(current[index]);
@@ -164,7 +164,7 @@ pub(super) async fn pack(
         // The segments are there already, and no further memory is needed.
         move || ingest::prepare(&buffer, trajectories, &execution, &mut |_| true)
     };
-    let rollouts = tokio::task::spawn_blocking(prepare).await.map_err(|_| StoreError::Closed)?;
+    let rollouts = work::on_thread(prepare).await.map_err(|_| StoreError::Closed)?;
     let mut rollouts = rollouts.map_err(without_indexes)?;
     for (rollout, marks) in rollouts.iter_mut().zip(marks) {
         rollout.mark(marks);

@@ -2,6 +2,7 @@
 
 use std::{borrow::Cow, sync::Arc};
 
+use forebay_bounds::work;
 use forebay_domain::{
     assemble::{After, Assembly, Call, CallSet, NoBeginning, breaks::Break, retries::DropReason},
     ids::{PolicyName, SessionId},
@@ -286,7 +287,7 @@ impl Buffer {
                 Ok::<_, NoBeginning>((turns, breaks))
             }
         };
-        let listed = tokio::task::spawn_blocking(listing).await.map_err(|_| StoreError::Closed)?;
+        let listed = work::on_thread(listing).await.map_err(|_| StoreError::Closed)?;
         let (mut turns, breaks) = listed.map_err(|_| circular(session_id))?;
         let causes = breaks::causes(self, session.session_pk, &calls, &breaks).await?;
         for (found, cause) in breaks.iter().zip(causes) {

@@ -10,6 +10,7 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use bytes::Bytes;
+use forebay_bounds::budget::paid;
 use forebay_domain::{
     clock::Timestamp,
     ids::RolloutId,
@@ -24,7 +25,6 @@ use crate::{
     Api,
     http::{
         body,
-        budget::paid,
         budgets::IsPaid,
         guard::Caller,
         pages::FIRST_PAGE_WAIT,

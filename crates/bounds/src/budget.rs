@@ -1,8 +1,8 @@
 //! Byte budgets. All bytes that clients make the service hold are taken from a budget and given back when they are
 //! dropped.
 //!
-//! It is separate from [`api`](crate) because the listener of agents has such a budget too. [`arriving`] takes bytes
-//! for bodies while they arrive, and [`collected`] holds them.
+//! [`arriving`] takes bytes for bodies while they arrive, and [`collected`] holds them. The bodies of clients, the pages
+//! of samples and the answers of engines each have a budget of their own, so that none uses up what another needs.
 
 pub mod arriving;
 pub mod collected;
@@ -63,7 +63,7 @@ pub struct Budget(Arc<Inner>);
 struct Inner {
     permits: Arc<Semaphore>,
     permits_max: usize,
-    in_flight: IntGauge,
+    in_flight: Option<IntGauge>,
     bodies: Mutex<Bodies>,
     released: Notify,
 }
@@ -89,7 +89,16 @@ struct Taker {
 }
 
 impl Budget {
-    pub fn new(bytes: usize, in_flight: IntGauge) -> Self {
+    pub fn new(bytes: usize) -> Self {
+        Self::with_gauge(bytes, None)
+    }
+
+    /// A budget whose bytes in use are a metric.
+    pub fn counted(bytes: usize, in_flight: IntGauge) -> Self {
+        Self::with_gauge(bytes, Some(in_flight))
+    }
+
+    fn with_gauge(bytes: usize, in_flight: Option<IntGauge>) -> Self {
         let permits_max = bytes.div_ceil(PERMIT_BYTES).min(Semaphore::MAX_PERMITS).min(u32::MAX as usize);
         let permits = Arc::new(Semaphore::new(permits_max));
         Self(Arc::new(Inner { permits, permits_max, in_flight, bodies: Mutex::default(), released: Notify::new() }))
@@ -217,6 +226,12 @@ impl Budget {
         of_owner <= free * if taker.is_large { LARGE_OF_FREE } else { SMALL_OF_FREE }
     }
 
+    fn count(&self, bytes: i64) {
+        if let Some(gauge) = &self.0.in_flight {
+            gauge.add(bytes);
+        }
+    }
+
     fn free_bytes(&self) -> usize {
         self.0.permits.available_permits() * PERMIT_BYTES
     }
@@ -276,12 +291,32 @@ pub struct Share {
 
 impl Share {
     fn new(budget: &Budget, permit: Option<OwnedSemaphorePermit>, bytes: usize, owner: Option<Owner>) -> Self {
-        budget.0.in_flight.add(bytes as i64);
+        budget.count(bytes as i64);
         Self { permit, bytes, budget: budget.clone(), owner }
     }
 
     pub fn bytes(&self) -> usize {
         self.bytes
+    }
+
+    /// Takes what this share lacks of so many bytes, or fails immediately. To wait would hold up others, because this
+    /// share has bytes already.
+    pub fn cover(&mut self, bytes: usize) -> Result<(), Full> {
+        let missing = bytes.saturating_sub(self.bytes);
+        if missing == 0 {
+            return Ok(());
+        }
+        let mut more = self.budget.take(missing)?;
+        let taken = std::mem::take(&mut more.bytes);
+        match (&mut self.permit, more.permit.take()) {
+            (Some(permit), Some(more)) => permit.merge(more),
+            (permit, more) => *permit = more,
+        }
+        self.bytes += taken;
+        if let Some(owner) = &self.owner {
+            *self.budget.bodies().by_owner.entry(owner.clone()).or_default() += taken;
+        }
+        Ok(())
     }
 
     /// Keeps a share for `bytes` and gives back the rest.
@@ -296,8 +331,7 @@ impl Share {
     }
 
     fn give_back(&self, permit: Option<OwnedSemaphorePermit>, bytes: usize) {
-        let inner = &self.budget.0;
-        inner.in_flight.sub(bytes as i64);
+        self.budget.count(-(bytes as i64));
         drop(permit);
         if let Some(owner) = &self.owner {
             let mut bodies = self.budget.bodies();
@@ -308,7 +342,7 @@ impl Share {
                 }
             }
         }
-        inner.released.notify_waiters();
+        self.budget.0.released.notify_waiters();
     }
 }
 
@@ -368,7 +402,7 @@ mod tests {
 
     fn budget(bytes: usize) -> (Budget, IntGauge) {
         let gauge = IntGauge::new("bytes", "bytes").expect("the name is valid");
-        (Budget::new(bytes, gauge.clone()), gauge)
+        (Budget::counted(bytes, gauge.clone()), gauge)
     }
 
     /// A body that has taken nothing yet.
@@ -399,6 +433,26 @@ mod tests {
         assert_eq!(gauge.get(), 1 << 10, "a part of the bytes is still held");
         drop(rest);
         assert_eq!(gauge.get(), 0);
+        budget.take(8 << 10).expect("everything came back");
+    }
+
+    #[test]
+    fn a_share_grows_while_there_is_room() {
+        let (budget, gauge) = budget(8 << 10);
+        let alone = budget.take(1 << 10).expect("there is room");
+        for owner in [None, Some("first")] {
+            let mut share = match owner {
+                None => budget.take(5 << 10).expect("there is room"),
+                Some(owner) => body(owner, false).grow(&budget, 5 << 10).expect("there is room"),
+            };
+            assert_eq!(share.cover(8 << 10), Err(Full));
+            assert_eq!((share.cover(1 << 10), share.bytes()), (Ok(()), 5 << 10), "it has more than that");
+            assert_eq!((share.cover((6 << 10) + 1), share.bytes(), gauge.get()), (Ok(()), 7 << 10, 8 << 10));
+            drop(share);
+            assert_eq!(gauge.get(), 1 << 10);
+        }
+        drop(alone);
+        assert!(budget.bodies().by_owner.is_empty());
         budget.take(8 << 10).expect("everything came back");
     }
 

@@ -3,12 +3,12 @@
 
 use std::time::Duration;
 
-use axum::body::Body;
 use bytes::Bytes;
+use http_body::Body;
 use http_body_util::BodyExt as _;
 use tokio::time::Instant;
 
-use crate::http::budget::{
+use crate::budget::{
     Arrival, Budget, Full, Owner, Shares, Taker,
     collected::{Collected, NoMemory},
 };
@@ -115,7 +115,7 @@ impl Arriving {
     }
 
     /// Reads the body, and takes bytes from the budget as they arrive.
-    pub async fn read(mut self, body: &mut Body) -> Result<(Bytes, Shares), Unread> {
+    pub async fn read(mut self, body: &mut (impl Body<Data = Bytes> + Unpin)) -> Result<(Bytes, Shares), Unread> {
         let mut pace = Pace::new(Instant::now(), self.limits.timeout);
         let length = self.announced.unwrap_or(self.limits.bytes_max);
         let mut collected = Collected::new(length);
@@ -129,7 +129,7 @@ impl Arriving {
                 }
             };
             pace.arrived(data.len());
-            let needed = collected.len() + data.len();
+            let needed = collected.length() + data.len();
             if needed > self.limits.bytes_max {
                 return Err(Unread::TooLarge);
             }
@@ -143,7 +143,7 @@ impl Arriving {
             collected.reserve(self.paid)?;
             collected.extend(&data);
         }
-        self.shares.shrink(collected.len());
+        self.shares.shrink(collected.length());
         Ok((collected.into_bytes(), self.shares))
     }
 
@@ -236,8 +236,7 @@ mod tests {
 
     #[test]
     fn a_body_takes_at_most_twice_what_has_arrived_and_never_more_than_it_announced() {
-        let gauge = prometheus::IntGauge::new("bytes", "bytes").expect("the name is valid");
-        let budget = Budget::new(1 << 20, gauge);
+        let budget = Budget::new(1 << 20);
         let limits = Limits { bytes_max: 100_000, timeout: SECOND, patience: Duration::ZERO };
         let announced = Arriving::new(&budget, None, Some(30_000), limits);
         let capacity = |capacity, needed| announced.next_capacity(capacity, needed);
@@ -249,10 +248,10 @@ mod tests {
     #[tokio::test]
     async fn a_body_for_which_the_system_has_no_memory_is_refused() {
         let gauge = prometheus::IntGauge::new("bytes", "bytes").expect("the name is valid");
-        let budget = Budget::new(1 << 20, gauge.clone());
+        let budget = Budget::counted(1 << 20, gauge.clone());
         let announced = isize::MAX as usize;
         let limits = Limits { bytes_max: announced, timeout: SECOND, patience: Duration::ZERO };
-        let mut body = Body::from(vec![b' '; 2 * SMALL_BYTES_MAX]);
+        let mut body = http_body_util::Full::new(Bytes::from(vec![b' '; 2 * SMALL_BYTES_MAX]));
         let read = Arriving::new(&budget, None, Some(announced), limits).read(&mut body).await;
         assert_eq!((read.err(), gauge.get()), (Some(Unread::NoMemory), 0));
     }

@@ -41,7 +41,7 @@ impl Collected {
         Self { memory: Memory::Heap(Vec::new()), bytes_max }
     }
 
-    pub(crate) fn len(&self) -> usize {
+    pub fn length(&self) -> usize {
         match &self.memory {
             Memory::Heap(bytes) => bytes.len(),
             Memory::Mapped { length, .. } => *length,
@@ -118,7 +118,7 @@ mod tests {
             let sent = &sent[..bytes];
             let mut collected = Collected::new(bytes);
             for piece in sent.chunks(60_000) {
-                collected.reserve(collected.len() + piece.len()).expect("there is memory");
+                collected.reserve(collected.length() + piece.len()).expect("there is memory");
                 collected.extend(piece);
             }
             assert_eq!(matches!(collected.memory, Memory::Mapped { .. }), bytes > HEAP_BYTES_MAX, "{bytes}");
@@ -127,7 +127,7 @@ mod tests {
             for room in [bytes / 3, bytes, bytes + 1] {
                 read.reserve(room).expect("there is memory");
                 read.fill(&mut source, room).expect("memory can be read");
-                assert_eq!(read.len(), room.min(bytes));
+                assert_eq!(read.length(), room.min(bytes));
             }
             assert_eq!(read.into_bytes(), sent);
         }

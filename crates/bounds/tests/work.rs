@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use forebay_gateway::work;
+use forebay_bounds::work;
 
 /// How long a test waits for something that happens at once on an idle machine.
 const PATIENCE: Duration = Duration::from_mins(1);
