@@ -28,9 +28,10 @@ const CONNECTION_BYTES: usize = 64 << 10;
 /// The service works on as many bodies at once as there are cores.
 const WORK: usize = 3;
 
-/// Other memory, measured: 30 MiB of an idle process, pages of the database, and what the allocator keeps for the
-/// threads that freed it. In total 20 to 40 MiB in a release build and 80 to 120 MiB in a debug build.
-const FIXED_BYTES: usize = 128 << 20;
+/// Other memory beyond that of the idle process: pages of the database, and what the allocator keeps for the threads that
+/// freed it. glibc has up to eight heaps per core and keeps the end of each, so this varies from run to run with the
+/// number of threads that took part: debug builds had 350 to 390 MiB at most, where 483 MiB are allowed.
+const KEPT_BYTES: usize = 128 << 20;
 
 /// Bytes that are withheld from every body until all bodies have arrived, so that the whole budget is in use at once.
 const TAIL_BYTES: usize = 16;
@@ -242,7 +243,7 @@ async fn resident_memory_stays_within_the_budget() {
     );
     torture::report("resident memory, connections that post 8 MB at once", connections, &outcome);
     let cores = std::thread::available_parallelism().map_or(1, NonZero::get).min(fit);
-    let bound = BUDGET_BYTES + connections * CONNECTION_BYTES + cores * WORK * body_bytes + FIXED_BYTES;
-    assert!(peak < bound as u64, "{outcome}, and may be {} MiB", bound >> 20);
+    let bound = BUDGET_BYTES + connections * CONNECTION_BYTES + cores * WORK * body_bytes + KEPT_BYTES;
+    assert!(peak < before + bound as u64, "{outcome}, and may be {} MiB", mib(before + bound as u64));
     service.kill().await;
 }
