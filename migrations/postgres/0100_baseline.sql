@@ -596,7 +596,7 @@ CREATE TABLE journal (
 CREATE INDEX journal_by_policy ON journal (policy_pk, journal_pk);
 
 -- Consumers that wait for a batch, at whichever replica.
-CREATE TABLE asker (
+CREATE TABLE waiting_consumer (
     policy_pk BIGINT NOT NULL,
     consumer TEXT COLLATE "C" NOT NULL,
     since_us BIGINT NOT NULL,
@@ -606,4 +606,4 @@ CREATE TABLE asker (
     PRIMARY KEY (policy_pk, consumer)
 );
 
-CREATE INDEX asker_by_policy ON asker (policy_pk, until_us);
+CREATE INDEX waiting_consumer_by_policy ON waiting_consumer (policy_pk, until_us);

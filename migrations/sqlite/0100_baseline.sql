@@ -546,7 +546,7 @@ CREATE TABLE journal (
 CREATE INDEX journal_by_policy ON journal (policy_pk, journal_pk);
 
 -- Consumers that wait for a batch, at whichever replica.
-CREATE TABLE asker (
+CREATE TABLE waiting_consumer (
     policy_pk INTEGER NOT NULL,
     consumer TEXT NOT NULL,
     since_us INTEGER NOT NULL,
@@ -556,4 +556,4 @@ CREATE TABLE asker (
     PRIMARY KEY (policy_pk, consumer)
 ) STRICT, WITHOUT ROWID;
 
-CREATE INDEX asker_by_policy ON asker (policy_pk, until_us);
+CREATE INDEX waiting_consumer_by_policy ON waiting_consumer (policy_pk, until_us);

@@ -7,7 +7,6 @@ mod access;
 mod admissions;
 mod agents;
 mod arrow;
-mod askers;
 mod batches;
 mod bench;
 mod cancelled;
@@ -41,6 +40,7 @@ mod line;
 mod lineage;
 mod maintenance;
 mod max_resumes;
+mod waiting_consumers;
 // The peak memory of a process is available only on Linux.
 #[cfg(target_os = "linux")]
 mod memory;

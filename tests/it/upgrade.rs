@@ -164,7 +164,7 @@ async fn a_postgres_database_is_upgraded_although_the_migrations_meet_a_deadlock
         EXECUTE format('ALTER DATABASE %I SET deadlock_timeout = %L', current_database(), '4s');
     END $$";
     sqlx::raw_sql(slow).execute(&mut other).await.expect("the user is a superuser");
-    let begin = "SET deadlock_timeout = '2min'; BEGIN; CREATE TABLE asker (policy_pk BIGINT)";
+    let begin = "SET deadlock_timeout = '2min'; BEGIN; CREATE TABLE waiting_consumer (policy_pk BIGINT)";
     sqlx::raw_sql(begin).execute(&mut other).await.expect("the table can be made");
     let deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()";
     let before = count(deadlocks).await;

@@ -75,7 +75,7 @@ pub mod refusal;
 
 pub mod pages;
 
-pub mod askers;
+pub mod consumers;
 
 pub mod peers;
 

@@ -126,7 +126,7 @@ impl Buffer {
     ) -> Result<Option<Leased>, BufferError> {
         let waker = self.wakers.watch(&request.policy);
         let consumer = request.consumer.as_ref().map_or("", ConsumerName::as_str);
-        let asking_since = self.askers.since(&request.policy, consumer, self.clock.now());
+        let asking_since = self.waiting_consumers.since(&request.policy, consumer, self.clock.now());
         let started = Instant::now();
         let deadline = started + request.wait;
         let mut time_is_up = request.wait.is_zero();
@@ -160,14 +160,15 @@ impl Buffer {
                 }
                 Claimed::Granted(batch) => {
                     report_granted(self, &batch, started.elapsed());
-                    self.askers.granted(&request.policy, consumer, ask.as_ref());
+                    self.waiting_consumers.granted(&request.policy, consumer, ask.as_ref());
                     // One event may have made several batches ready, so the next waiter has to check.
                     self.wakers.batch(&request.policy);
                     return Ok(Some(Leased { batch: *batch, held: false }));
                 }
                 Claimed::Nothing if time_is_up => {
                     let now = self.clock.now();
-                    let asked = || self.askers.ask(&request.policy, consumer, (asking_since, now), Duration::ZERO);
+                    let asked =
+                        || self.waiting_consumers.ask(&request.policy, consumer, (asking_since, now), Duration::ZERO);
                     if let Some(ask) = ask.or_else(asked) {
                         ask.ended(now);
                     }
@@ -180,7 +181,7 @@ impl Buffer {
                     if ask.is_none() {
                         let times = (asking_since, self.clock.now());
                         let left = deadline.saturating_duration_since(Instant::now());
-                        ask = self.askers.ask(&request.policy, consumer, times, left);
+                        ask = self.waiting_consumers.ask(&request.policy, consumer, times, left);
                     }
                     time_is_up = self.wakers.wait_for_batch(&waker, event, deadline).await == Woken::DeadlinePassed;
                 }

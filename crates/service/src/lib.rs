@@ -68,7 +68,7 @@ use crate::{
     looking::{insight, journal::Noticed},
     session::{delivery::Delivered, in_flight::InFlight, record::PathCache},
     teachers::{NoTeachers, Teachers},
-    waiting::{askers::Askers, replicas::Replicas, waiter_slots::WaiterSlots, wakers::Wakers},
+    waiting::{consumers::WaitingConsumers, replicas::Replicas, waiter_slots::WaiterSlots, wakers::Wakers},
 };
 
 /// The buffer's part of the configuration.
@@ -105,7 +105,7 @@ pub struct Buffer {
     replicas: Option<Arc<Replicas>>,
     batch_waiters: Arc<WaiterSlots>,
     version_waiters: Arc<WaiterSlots>,
-    askers: Arc<Askers>,
+    waiting_consumers: Arc<WaitingConsumers>,
     noticed: Arc<Noticed>,
     /// Who does what is done with this handle, for the journal.
     acting: Option<CallerId>,
@@ -138,7 +138,7 @@ impl Buffer {
         let buffer = Self {
             batch_waiters: waiters("a batch"),
             version_waiters: waiters("a version"),
-            askers: Arc::default(),
+            waiting_consumers: Arc::default(),
             noticed: Arc::default(),
             acting: None,
             wakers: Arc::new(Wakers::new(options.waiter_poll_interval)),

@@ -30,7 +30,7 @@ use crate::{
     Buffer, ingest,
     looking::journal,
     session::end,
-    waiting::{askers, replicas},
+    waiting::{consumers, replicas},
 };
 
 /// Pause between sweeps, a quarter of the delay that [`Buffer::run_sweeper`] allows.
@@ -117,7 +117,7 @@ impl Buffer {
         if let Err(error) = journal::flush(self).await {
             tracing::warn!(error = %error, "writing the journal failed; the next sweep tries again");
         }
-        if let Err(error) = askers::flush(self).await {
+        if let Err(error) = consumers::flush(self).await {
             tracing::warn!(error = %error, "noting who waits failed; the next sweep tries again");
         }
         if !self.store.read(AnythingDue(self.clock.now())).await? {

@@ -16,7 +16,7 @@ use forebay_domain::ingest::{BundleOutcome, Ingest};
 use tokio::sync::{Semaphore, oneshot};
 use tracing::{Instrument as _, Span};
 
-use super::{dialect::Dialect, ops::ingest::Posts};
+use super::{dialect::SqlDialect, ops::ingest::Posts};
 use crate::error::StoreError;
 
 /// The most posts of one transaction. More of them gain little.
@@ -48,7 +48,7 @@ impl GroupCommit {
     }
 
     /// Stores a post, alone or with others. It continues if the caller is dropped.
-    pub(super) async fn ingest<D: Dialect>(self: &Arc<Self>, dialect: &Arc<D>, post: Ingest) -> Outcome {
+    pub(super) async fn ingest<D: SqlDialect>(self: &Arc<Self>, dialect: &Arc<D>, post: Ingest) -> Outcome {
         let (reply, answer) = oneshot::channel();
         self.waiting().push_back(Waiting { post, span: Span::current(), reply });
         let (group_commit, dialect) = (Arc::clone(self), Arc::clone(dialect));
@@ -57,7 +57,7 @@ impl GroupCommit {
         answer.await.map_err(|_| StoreError::Closed)?
     }
 
-    async fn commit_next<D: Dialect>(&self, dialect: &D) {
+    async fn commit_next<D: SqlDialect>(&self, dialect: &D) {
         let Ok(_lane) = self.lanes.acquire().await else { return };
         let taken = self.take();
         if taken.is_empty() {
@@ -99,7 +99,7 @@ impl GroupCommit {
     }
 }
 
-async fn one_by_one<D: Dialect>(dialect: &D, posts: Vec<(Ingest, Span)>) -> Vec<Outcome> {
+async fn one_by_one<D: SqlDialect>(dialect: &D, posts: Vec<(Ingest, Span)>) -> Vec<Outcome> {
     let mut outcomes = Vec::with_capacity(posts.len());
     for (post, span) in posts {
         let outcome = dialect.write(Posts(vec![post])).instrument(span).await;
@@ -130,7 +130,7 @@ mod tests {
         requests: Mutex<Vec<String>>,
     }
 
-    impl Dialect for Second {
+    impl SqlDialect for Second {
         const INGESTS: usize = 1;
 
         async fn write<O: Op>(&self, op: O) -> Result<O::Output, StoreError> {

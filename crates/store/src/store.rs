@@ -18,14 +18,14 @@ use forebay_domain::{
 use tokio::sync::{Mutex, watch};
 
 use crate::{
-    dialect::{Dialect, Postgres, Sqlite, SqliteReading},
+    dialect::{Postgres, SqlDialect, Sqlite, SqliteReading},
     error::StoreError,
     group_commit::GroupCommit,
     op::Op,
     ops::{
         clock::MarkClock,
-        examine::Integrity,
         history::TakeSnapshot,
+        looking::examine::Integrity,
         sweep::{FoldTallies, MayFoldTallies, Ping, Probe},
     },
     payloads,
@@ -75,7 +75,7 @@ impl Store {
         Self::new::<Postgres>(Database::Postgres(Arc::new(dialect)))
     }
 
-    fn new<D: Dialect>(database: Database) -> Self {
+    fn new<D: SqlDialect>(database: Database) -> Self {
         Self {
             database,
             group_commit: Arc::new(GroupCommit::new(D::INGESTS)),
@@ -128,7 +128,7 @@ impl Store {
 
     /// Adds appended changes to the tallies, in a database that appends them.
     pub async fn fold_tallies(&self) -> Result<(), StoreError> {
-        fn appends<D: Dialect>(_: &Arc<D>) -> bool {
+        fn appends<D: SqlDialect>(_: &Arc<D>) -> bool {
             D::APPENDS_TALLIES
         }
         // An idle service writes nothing.

@@ -9,7 +9,7 @@ use forebay_domain::{
     policies::Policy,
 };
 use forebay_service::looking::export::ExportFilter;
-use forebay_store::ops::{exports::LastRollout, policy::FindPolicy};
+use forebay_store::ops::{looking::export::LastRollout, policy::FindPolicy};
 use serde_json::{Value, json};
 
 use crate::support::{Backend, TestApp, group, member, on_both_stores, rollout, text, with};

@@ -27,7 +27,7 @@ const GROWING: [&str; 14] = [
     "history",
     "step_log",
     "journal",
-    "asker",
+    "waiting_consumer",
 ];
 
 /// Columns that only identify the policy: a search by them alone reads everything that the policy ever had.
@@ -283,7 +283,7 @@ const FILL: &str = "
     INSERT INTO journal (policy_pk, at_us, kind, key_id, body)
     SELECT -1 - n % 100, n, 'reset', NULL, '{}'
     FROM generate_series($FIRST, $LAST) AS n;
-    INSERT INTO asker (policy_pk, consumer, since_us, asked_us, until_us)
+    INSERT INTO waiting_consumer (policy_pk, consumer, since_us, asked_us, until_us)
     SELECT -1 - n % 100, 'consumer' || n, n, n, n
     FROM generate_series($FIRST, $LAST) AS n;
 ";

@@ -23,9 +23,9 @@ const BATCH_GROUPS: usize = 16;
 async fn rows_read(database: &str) -> i64 {
     const COUNT: &str = "
         SELECT CAST(SUM(seq_tup_read + COALESCE(idx_tup_fetch, 0)) AS BIGINT) FROM pg_stat_user_tables
-        WHERE relname !~ '^(tally|history|asker)'
+        WHERE relname !~ '^(tally|history|waiting_consumer)'
         UNION ALL
-        SELECT CAST(SUM(idx_tup_read) AS BIGINT) FROM pg_stat_user_indexes WHERE relname !~ '^(tally|history|asker)'";
+        SELECT CAST(SUM(idx_tup_read) AS BIGINT) FROM pg_stat_user_indexes WHERE relname !~ '^(tally|history|waiting_consumer)'";
     let mut connection = sqlx::PgConnection::connect(database).await.expect("the server accepts");
     // A session reports its counters when it ends.
     let others = "SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()";

@@ -16,7 +16,7 @@ const WRITE_EVERY_US: i64 = 10_000_000;
 /// Who asks for room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
-pub enum Asker {
+pub enum RoomFor {
     /// A call of `POST /admissions`.
     Admission,
     /// A call of `POST /sessions`.
@@ -27,7 +27,7 @@ pub enum Asker {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RefusedRoom {
     /// What they call.
-    pub by: Asker,
+    pub by: RoomFor,
     /// The environment that they name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub environment: Option<String>,
@@ -42,7 +42,7 @@ pub struct RefusedRoom {
 impl RefusedRoom {
     /// A refusal now.
     #[must_use]
-    pub fn new(by: Asker, environment: Option<&str>, rule: &str, now: Timestamp) -> Self {
+    pub fn new(by: RoomFor, environment: Option<&str>, rule: &str, now: Timestamp) -> Self {
         let now = now.as_micros();
         Self { by, environment: environment.map(str::to_owned), rule: rule.to_owned(), since_us: now, last_us: now }
     }
@@ -59,7 +59,7 @@ impl RefusedRoom {
         Timestamp::from_micros(self.last_us).plus_seconds(OVER_AFTER_S) >= now
     }
 
-    fn is_of(&self, by: Asker, environment: Option<&str>) -> bool {
+    fn is_of(&self, by: RoomFor, environment: Option<&str>) -> bool {
         self.by == by && self.environment.as_deref() == environment
     }
 }
@@ -83,7 +83,7 @@ pub fn noted(entries: &[RefusedRoom], new: RefusedRoom, now: Timestamp) -> Optio
 
 /// The entries after a grant; none if they need not be written.
 #[must_use]
-pub fn without(entries: &[RefusedRoom], by: Asker, environment: Option<&str>) -> Option<Vec<RefusedRoom>> {
+pub fn without(entries: &[RefusedRoom], by: RoomFor, environment: Option<&str>) -> Option<Vec<RefusedRoom>> {
     let is_other = |entry: &&RefusedRoom| !entry.is_of(by, environment);
     (!entries.iter().all(|entry| is_other(&entry))).then(|| entries.iter().filter(is_other).cloned().collect())
 }
@@ -95,14 +95,14 @@ mod tests {
     #[test]
     fn a_refusal_lasts_from_the_first_request_to_a_grant() {
         let at = |seconds: u64| Timestamp::from_micros(0).plus_seconds(seconds);
-        let refused = |rule: &str, seconds| RefusedRoom::new(Asker::Admission, None, rule, at(seconds));
+        let refused = |rule: &str, seconds| RefusedRoom::new(RoomFor::Admission, None, rule, at(seconds));
         let first = noted(&[], refused("staleness", 100), at(100)).expect("the first is written");
         assert_eq!(noted(&first, refused("staleness", 105), at(105)), None, "it was written just before");
         let later = noted(&first, refused("whole-group", 130), at(130)).expect("the rule is another");
         assert_eq!((later.len(), later[0].since(), later[0].rule.as_str()), (1, at(100), "whole-group"));
-        assert_eq!(without(&later, Asker::Session, None), None);
-        assert_eq!(without(&later, Asker::Admission, Some("swe")), None);
-        assert_eq!(without(&later, Asker::Admission, None), Some(Vec::new()));
+        assert_eq!(without(&later, RoomFor::Session, None), None);
+        assert_eq!(without(&later, RoomFor::Admission, Some("swe")), None);
+        assert_eq!(without(&later, RoomFor::Admission, None), Some(Vec::new()));
         // Nobody asked for more than a minute.
         assert!(later[0].is_current(at(190)) && !later[0].is_current(at(191)));
         let again = noted(&later, refused("staleness", 200), at(200)).expect("it begins anew");
@@ -114,7 +114,7 @@ mod tests {
         let now = Timestamp::from_micros(0);
         let mut entries = Vec::new();
         for label in 0..20 {
-            let new = RefusedRoom::new(Asker::Session, Some(&label.to_string()), "staleness", now);
+            let new = RefusedRoom::new(RoomFor::Session, Some(&label.to_string()), "staleness", now);
             entries = noted(&entries, new, now).unwrap_or(entries);
         }
         assert_eq!(entries.len(), ENTRIES_MAX);

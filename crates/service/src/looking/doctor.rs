@@ -18,7 +18,7 @@ use forebay_domain::{
 use forebay_store::{
     Store,
     error::StoreError,
-    ops::examine::{Examine, GroupMembers},
+    ops::looking::examine::{Examine, GroupMembers},
 };
 
 use crate::payloads::read_payloads;

@@ -22,7 +22,7 @@ use forebay_domain::{
     rules::Rules,
     samples::StoredPayload,
 };
-use forebay_store::{error::StoreError, ops::dry_run::ListPublished};
+use forebay_store::{error::StoreError, ops::looking::dry_run::ListPublished};
 use tracing::instrument;
 
 use crate::{Buffer, error::BufferError, policies};

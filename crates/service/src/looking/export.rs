@@ -24,7 +24,7 @@ use forebay_domain::{
 use forebay_store::{
     Store,
     error::StoreError,
-    ops::{exports::LastRollout, policy::FindPolicy},
+    ops::{looking::export::LastRollout, policy::FindPolicy},
 };
 use forebay_wire::{self as wire, ExportCounts, ExportResult, ExportedRollout, FilterAction, FilterRule, FilterScope};
 use serde_json::value::RawValue;

@@ -1,6 +1,6 @@
 //! Everything in which the databases differ, and nothing else.
 //!
-//! A [`Dialect`] runs operations: it decides which connection an operation gets, when its transaction commits, and how
+//! A [`SqlDialect`] runs operations: it decides which connection an operation gets, when its transaction commits, and how
 //! values are bound and read. The statements themselves belong to the operations. If a statement needs a text for each
 //! database, both stand side by side in a [`Statement`](super::sql::Statement).
 
@@ -21,7 +21,7 @@ pub(super) use postgres::Postgres;
 pub(super) use sqlite::{Files, Names, Sqlite, SqliteReading, mark_copy, missing_from};
 
 /// A database that runs operations.
-pub(super) trait Dialect: Send + Sync + 'static {
+pub(super) trait SqlDialect: Send + Sync + 'static {
     /// How many transactions of ingest run at once. Posts that arrive meanwhile share the next one.
     const INGESTS: usize;
 

@@ -30,7 +30,7 @@ use self::{
     channel::Channel,
     session::{Kind, Session},
 };
-use super::Dialect;
+use super::SqlDialect;
 use crate::op::Op;
 use crate::{
     error::{DatabaseFailure, StoreError, is_conflict},
@@ -126,7 +126,7 @@ impl Postgres {
     }
 }
 
-impl Dialect for Postgres {
+impl SqlDialect for Postgres {
     const INGESTS: usize = 4;
 
     const APPENDS_TALLIES: bool = true;

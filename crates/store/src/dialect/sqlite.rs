@@ -37,7 +37,7 @@ use self::{
     temporary::Temporary,
     writer::{Handle, Payloads},
 };
-use super::Dialect;
+use super::SqlDialect;
 use crate::op::Op;
 use crate::{
     error::StoreError,
@@ -190,7 +190,7 @@ async fn mark(connection: &mut SqliteConnection, session: u32) -> Result<bool, s
     }
 }
 
-impl Dialect for Sqlite {
+impl SqlDialect for Sqlite {
     /// There is one writer, so more transactions would wait.
     const INGESTS: usize = 1;
 

@@ -6,7 +6,7 @@ mod standing;
 use forebay_domain::{
     admission::{
         Admit, Admitted, Backlog, Room, RoomRequest,
-        refused::Asker,
+        refused::RoomFor,
         room::{Asked, AskedGroup},
     },
     clock::Timestamp,
@@ -63,7 +63,7 @@ impl Op for Admit {
         };
         let environment = request.environment.as_deref();
         let asked = Asked { rollouts: request.rollouts, group, environment };
-        let granted = grant(tx, &policy, Asker::Admission, &asked, self.now).await?;
+        let granted = grant(tx, &policy, RoomFor::Admission, &asked, self.now).await?;
         let expires_at = self.now.plus_seconds(policy.rules.group.timeout_s);
         if let Ok(rollouts) = granted {
             let reservation = Reservation {

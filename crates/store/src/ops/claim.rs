@@ -31,7 +31,7 @@ use self::{
     metrics::metrics,
     ready::{Ready, counted, fresh_groups, fresh_of_environment},
 };
-use super::{askers, batch, name_of, policy, sweep};
+use super::{batch, consumers, name_of, policy, sweep};
 use crate::{
     error::StoreError,
     op::Op,
@@ -129,7 +129,7 @@ async fn returned(tx: &mut Tx<'_>, policy: &Policy, claim: &Claim) -> Result<Opt
 /// Counts a lease that is granted, and ends the wait of its consumer. Returns how long the consumer waited, in
 /// microseconds. It may have asked another replica before.
 async fn grant(tx: &mut Tx<'_>, policy: &Policy, claim: &Claim, event: LeaseEvent) -> Result<i64, StoreError> {
-    let elsewhere = askers::granted(tx, policy.policy_pk, claim.consumer(), claim.now).await?;
+    let elsewhere = consumers::granted(tx, policy.policy_pk, claim.consumer(), claim.now).await?;
     let since = elsewhere.map_or(claim.asking_since, |since| since.min(claim.asking_since));
     let waited_us = claim.now.micros_since(since).max(0);
     tx.tallies().lease(policy.policy_pk, event, claim.now);

@@ -19,7 +19,7 @@ use std::{
     sync::Arc,
 };
 
-use super::{fill, journal, ledger, policy, trained_versions};
+use super::{fill, journal, looking::ledger, policy, trained_versions};
 use crate::{
     error::StoreError,
     op::Op,

@@ -4,37 +4,29 @@
 //! names, and updates the tallies in the same transaction.
 
 pub mod admission;
-pub mod askers;
 mod batch;
+mod bounded_scan;
 pub mod claim;
 pub mod clock;
-mod content;
-pub mod dry_run;
+pub mod consumers;
 pub mod epochs;
-pub mod examine;
 pub mod executions;
-pub mod exports;
 pub mod facades;
 pub mod gauges;
 pub mod group;
 pub mod history;
 pub mod ingest;
-pub mod insight;
-
-mod bounded_scan;
 pub mod journal;
 pub mod keys;
 pub mod lease;
-pub mod ledger;
-pub mod life;
 pub mod lineage;
+pub mod looking;
 pub mod places;
 pub mod policy;
 mod reads;
 pub mod relocate;
 pub mod samples;
 pub mod session;
-pub mod step_pages;
 pub mod steps;
 pub mod sweep;
 pub(crate) mod tallies;

@@ -362,7 +362,7 @@ impl Op for ReadWaiting {
         const SELECT_ASKING: Statement = Statement::new(
             "-- select_asking
             SELECT consumer, since_us, until_us
-            FROM asker
+            FROM waiting_consumer
             WHERE policy_pk = $1 AND until_us > $2
             ORDER BY since_us, consumer
             LIMIT $3",

@@ -10,7 +10,7 @@ ALTER TABLE ONLY public._sqlx_migrations
     ADD CONSTRAINT _sqlx_migrations_pkey PRIMARY KEY (version);
 DELETE FROM public.history_mark;
 INSERT INTO public._sqlx_migrations VALUES
-	(100, 'baseline', '2026-11-28 09:40:37.790697+00', true, '\x4c58be8b4a9cc2a4473466ff9c31f7b00e0bbddd17155fdfe99c30931fc63a8c51acecaf4ca9aad7f223e55c6bcd2c23', 236839970);
+	(100, 'baseline', '2026-11-28 09:40:37.790697+00', true, '\xff57e73f00ecc117a9e145b3da8a9a28b467b896382dfd46b9e605407965d4bc3832c079d332dae86d7ea5166fb65a97', 236839970);
 INSERT INTO public.rules OVERRIDING SYSTEM VALUE VALUES
 	(1, '{"require":["tokens"],"group":{"size":1,"timeout_s":3600,"on_drop":"refill"},"batch":{"groups":1,"order":"fifo"},"lease":{"ttl_s":600,"max_deliveries":5,"max_resumes":20},"advantage":"grpo","loss_weighting":"rollout_mean","staleness":{"action":"drop"},"backlog":{"max_ready_rollouts":65536,"max_bytes":8589934592},"settle":"checkpoint","retention":{"trained_s":604800,"settled_s":3600,"dropped_s":0,"tombstone_s":604800},"sessions":{"retries":"transport"},"filter":[]}', 1767225600000000),
 	(2, '{"require":["tokens"],"group":{"size":2,"timeout_s":3600,"on_drop":"refill"},"batch":{"groups":1,"order":"fifo"},"lease":{"ttl_s":86400,"max_deliveries":5,"max_resumes":20},"advantage":"grpo","loss_weighting":"rollout_mean","staleness":{"action":"drop"},"backlog":{"max_ready_rollouts":65536,"max_bytes":8589934592},"settle":"checkpoint","retention":{"trained_s":315360000,"settled_s":315360000,"dropped_s":315360000,"tombstone_s":315360000},"sessions":{"retries":"transport"},"filter":[]}', 1767225600000000),

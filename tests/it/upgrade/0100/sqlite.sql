@@ -6,7 +6,7 @@ CREATE TABLE _sqlx_migrations (
     checksum BLOB NOT NULL,
     execution_time BIGINT NOT NULL
 );
-INSERT INTO _sqlx_migrations VALUES(100,'baseline','2026-11-28 09:40:31',1,X'a6d45ca784395edae14fc55f5d6488e2b26734d775468f886ad7ea03469c634da07e0ac80cccf657ae324d7dd7e1bd1b',110002258);
+INSERT INTO _sqlx_migrations VALUES(100,'baseline','2026-11-28 09:40:31',1,X'1f714abf959665ba87bdb4a553ca5ff5b8cc31c2e97687d4e83e9f6b79c011258635834cd8db5a4cc11aaa984ee8dfc6',110002258);
 INSERT INTO batch VALUES(1,X'01a221871d86701b8141a18075cfe018',1,1,'checkpointed',NULL,'66fd0dc395f342f1a1593ed4bf6afd5a','',NULL,0,86400,NULL,1767225600000000,0,1,0,0,1,1,2,4,14,'rollout_mean',1.0,4,8,1,0,1,'{"reward/all":0.625,"reward/trained":0.625,"staleness/max":1.0,"staleness/mean":1.0}',1032,1767225600000000,1767225600000000);
 INSERT INTO batch VALUES(2,X'01a221871ea7736fa1acd13ae79cafbb',1,1,'trained',NULL,'bf26ab52a237445c803fa4641882be86','',NULL,0,86400,NULL,1767225600000000,0,1,0,0,2,1,2,4,14,'rollout_mean',1.0,4,8,1,0,1,'{"reward/all":0.625,"reward/trained":0.625,"staleness/max":1.0,"staleness/mean":1.0}',1032,1767225600000000,1767225600000000);
 INSERT INTO batch VALUES(3,X'01a221871f597705991b97652ef80e92',1,1,'leased',NULL,'99d491c4808242a8bd2eab7b26400d9d','',NULL,0,86400,1767312000000000,1767225600000000,0,1,0,0,NULL,1,2,4,14,'rollout_mean',1.0,4,8,1,0,1,'{"reward/all":0.625,"reward/trained":0.625,"staleness/max":1.0,"staleness/mean":1.0}',1032,1767225600000000,NULL);

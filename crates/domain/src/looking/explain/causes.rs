@@ -17,7 +17,7 @@ use super::{
         bytes, consumer, count, duration, duration_us, is, percent, plural, real, seconds, share, short_id, was, within,
     },
 };
-use crate::{admission::refused::Asker, reasons};
+use crate::{admission::refused::RoomFor, reasons};
 
 /// The weight of a cause that explains a state alone.
 const WHOLE: f64 = 1.0;
@@ -276,8 +276,8 @@ fn no_room(facts: &Facts, weight: f64, found: &mut Found) {
     for refused in &facts.refused {
         let age = facts.age_us(refused.since());
         let calls = match refused.by {
-            Asker::Admission => "Admissions",
-            Asker::Session => "New sessions",
+            RoomFor::Admission => "Admissions",
+            RoomFor::Session => "New sessions",
         };
         let of = refused.environment.as_ref().map(|label| format!(" of environment {label}")).unwrap_or_default();
         let because = match refused.rule.as_str() {
@@ -292,8 +292,8 @@ fn no_room(facts: &Facts, weight: f64, found: &mut Found) {
         };
         let text = format!("{calls}{of} have been refused for {}: {because}", duration_us(age));
         let see = match refused.by {
-            Asker::Admission => format!("./policies/{}", facts.policy),
-            Asker::Session => format!("./sessions?policy={}", facts.policy),
+            RoomFor::Admission => format!("./policies/{}", facts.policy),
+            RoomFor::Session => format!("./sessions?policy={}", facts.policy),
         };
         let numbers = Numbers::from([("since_s", seconds(age)), ("reserved", facts.gauges.reserved as f64)]);
         found.push(Cause { see: Some(see), ..cause("no-room", weight, text, numbers) });

@@ -12,7 +12,7 @@ use super::{
     },
 };
 use crate::{
-    admission::refused::{Asker, RefusedRoom},
+    admission::refused::{RefusedRoom, RoomFor},
     clock::Timestamp,
 };
 
@@ -279,9 +279,9 @@ fn agents_that_are_refused_room_are_named_with_the_rule() {
     let mut facts = starved(600);
     let refused = |by, environment, rule| RefusedRoom::new(by, environment, rule, ago(300));
     facts.refused = vec![
-        refused(Asker::Admission, Some("web"), "minimum-share"),
-        refused(Asker::Session, None, "whole-group"),
-        refused(Asker::Session, Some("web"), "a rule of a newer version"),
+        refused(RoomFor::Admission, Some("web"), "minimum-share"),
+        refused(RoomFor::Session, None, "whole-group"),
+        refused(RoomFor::Session, Some("web"), "a rule of a newer version"),
     ];
     let found = explain(&facts);
     let texts: Vec<_> =

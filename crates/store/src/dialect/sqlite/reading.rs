@@ -14,7 +14,7 @@ use super::{
     settings::{BUSY_TIMEOUT, MIGRATIONS, check_version},
 };
 use crate::{
-    dialect::Dialect,
+    dialect::SqlDialect,
     error::StoreError,
     health::HealthReporter,
     op::Op,
@@ -71,7 +71,7 @@ async fn check_schema(connection: &mut SqliteConnection, path: &Path) -> Result<
     }
 }
 
-impl Dialect for SqliteReading {
+impl SqlDialect for SqliteReading {
     const INGESTS: usize = 1;
 
     /// Nothing is ever written.

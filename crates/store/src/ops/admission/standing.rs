@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use forebay_domain::{
     admission::{
-        refused::{Asker, RefusedRoom, noted, without},
+        refused::{RefusedRoom, RoomFor, noted, without},
         room::{Asked, BegunGroup, NextBatch, NoRoom, PATIENCE_PART, Recent, Share, Standing},
     },
     batch::shares::needed,
@@ -29,7 +29,7 @@ const RECENT_MAX: i64 = 256;
 pub(in crate::ops) async fn grant(
     tx: &mut Tx<'_>,
     policy: &Policy,
-    by: Asker,
+    by: RoomFor,
     asked: &Asked<'_>,
     now: Timestamp,
 ) -> Result<Result<u32, NoRoom>, StoreError> {

@@ -2,7 +2,7 @@
 use forebay_domain::{
     admission::{
         Room,
-        refused::Asker,
+        refused::RoomFor,
         room::{Asked, AskedGroup},
     },
     clock::Timestamp,
@@ -163,7 +163,7 @@ async fn check(
         has_begun: is_open || live.sessions > 0 || reserved > 0,
     };
     let asked = Asked { rollouts: 1, group: Some(group), environment: new.spec.environment.as_deref() };
-    let granted = admission::grant(tx, policy, Asker::Session, &asked, new.now).await?;
+    let granted = admission::grant(tx, policy, RoomFor::Session, &asked, new.now).await?;
     Ok(granted.map(|_| size).map_err(|rule| Refusal::NoRoom(policy.name.clone(), rule)))
 }
 

@@ -10,13 +10,13 @@ use forebay_domain::{
 };
 use std::collections::BTreeMap;
 
-use super::{
-    policy::ReadTallies,
-    samples::{read_member, select_members},
-};
 use crate::{
     error::StoreError,
     op::Op,
+    ops::{
+        policy::ReadTallies,
+        samples::{read_member, select_members},
+    },
     sql::{Row, Statement, Tx, args},
 };
 

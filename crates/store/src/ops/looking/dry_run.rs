@@ -12,10 +12,10 @@ use forebay_domain::{
 };
 use std::collections::HashMap;
 
-use super::{names, trained_spans};
 use crate::{
     error::StoreError,
     op::Op,
+    ops::{names, trained_spans},
     sql::{Row, Statement, Tx, among_keys, args, key_list},
 };
 

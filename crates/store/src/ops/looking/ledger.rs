@@ -9,13 +9,13 @@ use forebay_domain::{
 };
 use std::collections::HashMap;
 
-use super::{
-    bounded_scan::{InOrder, Scan, examine, in_order},
-    fill, names, trained_versions,
-};
 use crate::{
     error::StoreError,
     op::Op,
+    ops::{
+        bounded_scan::{InOrder, Scan, examine, in_order},
+        fill, names, trained_versions,
+    },
     sql::{Row, Statement, Tx, args, key_found, key_list},
 };
 
@@ -279,7 +279,7 @@ macro_rules! list_groups {
 }
 
 /// Reads one group.
-pub(super) async fn group(tx: &mut Tx<'_>, group: GroupPk) -> Result<Group, StoreError> {
+pub(in crate::ops) async fn group(tx: &mut Tx<'_>, group: GroupPk) -> Result<Group, StoreError> {
     const SELECT_GROUP: Statement = Statement::new(select_group!("", "WHERE g.group_pk = $1"));
     read_group(tx.fetch_one(SELECT_GROUP, args![group]).await?)
 }

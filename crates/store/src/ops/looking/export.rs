@@ -11,10 +11,10 @@ use forebay_domain::{
 };
 use std::collections::HashMap;
 
-use super::samples::read_sealed;
 use crate::{
     error::StoreError,
     op::Op,
+    ops::samples::read_sealed,
     sql::{Row, Statement, Tx, among_keys, args, key_list},
 };
 

@@ -9,8 +9,8 @@ use std::{
     time::Duration,
 };
 
-use forebay_domain::{askers::Asker, clock::Timestamp, ids::PolicyName};
-use forebay_store::{error::StoreError, ops::askers::WriteAskers};
+use forebay_domain::{clock::Timestamp, consumers::ConsumerWait, ids::PolicyName};
+use forebay_store::{error::StoreError, ops::consumers::WriteWaits};
 
 use crate::Buffer;
 
@@ -22,11 +22,11 @@ const REPEAT_S: u64 = 10;
 const FLUSH_US: i64 = 2_000_000;
 
 /// The most consumers that are known at once. Consumers beyond wait without being shown.
-const ASKERS_MAX: usize = 10_000;
+const CONSUMERS_MAX: usize = 10_000;
 
 /// The consumers that wait at this process.
 #[derive(Debug, Default)]
-pub(crate) struct Askers(Mutex<Inner>);
+pub(crate) struct WaitingConsumers(Mutex<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
@@ -49,12 +49,12 @@ struct Asking {
 /// A request that waits. When it is dropped, its client has gone, unless it ended otherwise before.
 #[derive(Debug)]
 pub(crate) struct Ask {
-    askers: Arc<Askers>,
+    consumers: Arc<WaitingConsumers>,
     key: (PolicyName, String),
     until: Timestamp,
 }
 
-impl Askers {
+impl WaitingConsumers {
     /// Since when a consumer waits that asks now.
     pub(crate) fn since(&self, policy: &PolicyName, consumer: &str, now: Timestamp) -> Timestamp {
         let inner = self.lock();
@@ -73,7 +73,7 @@ impl Askers {
         let key = (policy.clone(), consumer.to_owned());
         let until = now.plus_seconds(wait.as_secs() + REPEAT_S);
         let mut inner = self.lock();
-        if inner.asking.len() >= ASKERS_MAX && !inner.asking.contains_key(&key) {
+        if inner.asking.len() >= CONSUMERS_MAX && !inner.asking.contains_key(&key) {
             return None;
         }
         let fresh = Asking { since, asked_at: now, until, requests: 0, is_changed: true, is_over: false };
@@ -85,7 +85,7 @@ impl Askers {
         asking.requests += 1;
         (asking.is_changed, asking.is_over) = (true, false);
         drop(inner);
-        Some(Ask { askers: Arc::clone(self), key, until })
+        Some(Ask { consumers: Arc::clone(self), key, until })
     }
 
     /// Notes that a consumer got a batch, by a request that may have waited. Other requests of the same name wait on.
@@ -98,7 +98,7 @@ impl Askers {
     }
 
     /// What has changed since the last write, if one is due.
-    fn take(&self, now: Timestamp) -> Vec<Asker> {
+    fn take(&self, now: Timestamp) -> Vec<ConsumerWait> {
         let mut inner = self.lock();
         let is_due = inner.flushed_at.is_none_or(|at| now.micros_since(at) >= FLUSH_US);
         if !is_due {
@@ -107,7 +107,7 @@ impl Askers {
         let mut changed = Vec::new();
         inner.asking.retain(|(policy, consumer), asking| {
             if std::mem::take(&mut asking.is_changed) {
-                changed.push(Asker {
+                changed.push(ConsumerWait {
                     policy: policy.clone(),
                     consumer: consumer.clone(),
                     since: asking.since,
@@ -125,10 +125,10 @@ impl Askers {
     }
 
     /// A write failed.
-    fn put_back(&self, askers: &[Asker]) {
+    fn put_back(&self, waits: &[ConsumerWait]) {
         let mut inner = self.lock();
-        for asker in askers {
-            let key = (asker.policy.clone(), asker.consumer.clone());
+        for wait in waits {
+            let key = (wait.policy.clone(), wait.consumer.clone());
             if let Some(asking) = inner.asking.get_mut(&key) {
                 asking.is_changed = true;
             }
@@ -144,7 +144,7 @@ impl Ask {
     /// The request ends without a batch, and its consumer is expected to ask again soon.
     pub(crate) fn ended(mut self, now: Timestamp) {
         self.until = now.plus_seconds(REPEAT_S);
-        let mut inner = self.askers.lock();
+        let mut inner = self.consumers.lock();
         if let Some(asking) = inner.asking.get_mut(&self.key)
             && asking.requests == 1
             && !asking.is_over
@@ -159,7 +159,7 @@ impl Ask {
 
 impl Drop for Ask {
     fn drop(&mut self) {
-        let mut inner = self.askers.lock();
+        let mut inner = self.consumers.lock();
         if let Some(asking) = inner.asking.get_mut(&self.key)
             && asking.requests > 0
         {
@@ -174,13 +174,13 @@ impl Drop for Ask {
 /// Writes which consumers wait, if that has changed and was not written in the last seconds.
 pub(crate) async fn flush(buffer: &Buffer) -> Result<(), StoreError> {
     let now = buffer.clock.now();
-    let changed = buffer.askers.take(now);
+    let changed = buffer.waiting_consumers.take(now);
     if changed.is_empty() {
         return Ok(());
     }
-    let written = buffer.store.write(WriteAskers { askers: changed.clone(), now }).await;
+    let written = buffer.store.write(WriteWaits { waits: changed.clone(), now }).await;
     if written.is_err() {
-        buffer.askers.put_back(&changed);
+        buffer.waiting_consumers.put_back(&changed);
     }
     written
 }
@@ -195,42 +195,42 @@ mod tests {
 
     const WAIT: Duration = Duration::from_secs(30);
 
-    fn taken(askers: &Askers, second: i64) -> Vec<(i64, i64, bool)> {
+    fn taken(consumers: &WaitingConsumers, second: i64) -> Vec<(i64, i64, bool)> {
         let second_of = |time: Timestamp| time.as_micros() / 1_000_000;
-        let asker = |asker: Asker| (second_of(asker.since), second_of(asker.until), asker.is_over);
-        askers.take(at(second)).into_iter().map(asker).collect()
+        let wait_of = |wait: ConsumerWait| (second_of(wait.since), second_of(wait.until), wait.is_over);
+        consumers.take(at(second)).into_iter().map(wait_of).collect()
     }
 
     #[test]
     fn a_consumer_waits_from_its_first_request_on_and_across_pauses() {
-        let (askers, policy) = (Arc::new(Askers::default()), PolicyName::default());
-        let ask = askers.ask(&policy, "a", (at(100), at(100)), WAIT).expect("there is room");
-        assert_eq!(taken(&askers, 100), [(100, 140, false)]);
+        let (consumers, policy) = (Arc::new(WaitingConsumers::default()), PolicyName::default());
+        let ask = consumers.ask(&policy, "a", (at(100), at(100)), WAIT).expect("there is room");
+        assert_eq!(taken(&consumers, 100), [(100, 140, false)]);
         ask.ended(at(130));
-        assert_eq!(taken(&askers, 131), [], "nothing has changed");
-        assert_eq!(askers.since(&policy, "a", at(140)), at(100));
-        assert_eq!(askers.since(&policy, "a", at(141)), at(141), "it has stopped asking");
-        assert_eq!(askers.since(&policy, "b", at(140)), at(140));
-        let since = askers.since(&policy, "a", at(135));
-        let ask = askers.ask(&policy, "a", (since, at(135)), WAIT).expect("there is room");
-        assert_eq!(taken(&askers, 136), [(100, 175, false)]);
-        askers.granted(&policy, "a", Some(&ask));
+        assert_eq!(taken(&consumers, 131), [], "nothing has changed");
+        assert_eq!(consumers.since(&policy, "a", at(140)), at(100));
+        assert_eq!(consumers.since(&policy, "a", at(141)), at(141), "it has stopped asking");
+        assert_eq!(consumers.since(&policy, "b", at(140)), at(140));
+        let since = consumers.since(&policy, "a", at(135));
+        let ask = consumers.ask(&policy, "a", (since, at(135)), WAIT).expect("there is room");
+        assert_eq!(taken(&consumers, 136), [(100, 175, false)]);
+        consumers.granted(&policy, "a", Some(&ask));
         drop(ask);
-        assert_eq!(taken(&askers, 137), [], "it was written a second ago");
-        assert_eq!(taken(&askers, 138), [(100, 175, true)]);
-        assert_eq!(askers.since(&policy, "a", at(139)), at(139));
+        assert_eq!(taken(&consumers, 137), [], "it was written a second ago");
+        assert_eq!(taken(&consumers, 138), [(100, 175, true)]);
+        assert_eq!(consumers.since(&policy, "a", at(139)), at(139));
     }
 
     #[test]
     fn a_consumer_whose_client_has_gone_does_not_wait_any_more() {
-        let (askers, policy) = (Arc::new(Askers::default()), PolicyName::default());
-        let one = askers.ask(&policy, "", (at(100), at(100)), WAIT);
-        let two = askers.ask(&policy, "", (at(101), at(101)), WAIT);
-        assert_eq!(taken(&askers, 101), [(100, 141, false)]);
+        let (consumers, policy) = (Arc::new(WaitingConsumers::default()), PolicyName::default());
+        let one = consumers.ask(&policy, "", (at(100), at(100)), WAIT);
+        let two = consumers.ask(&policy, "", (at(101), at(101)), WAIT);
+        assert_eq!(taken(&consumers, 101), [(100, 141, false)]);
         drop(one);
-        assert_eq!(taken(&askers, 104), [], "the other one without a name waits");
+        assert_eq!(taken(&consumers, 104), [], "the other one without a name waits");
         drop(two);
-        assert_eq!(taken(&askers, 106), [(100, 141, true)]);
-        assert_eq!(taken(&askers, 109), []);
+        assert_eq!(taken(&consumers, 106), [(100, 141, true)]);
+        assert_eq!(taken(&consumers, 109), []);
     }
 }

@@ -8,13 +8,13 @@ use forebay_domain::{
     states::GroupState,
 };
 
-use super::{
-    batch::{self, select_batch},
-    samples::{read_member, select_members},
-};
 use crate::{
     error::StoreError,
     op::Op,
+    ops::{
+        batch::{self, select_batch},
+        samples::{read_member, select_members},
+    },
     sql::{Statement, Tx, args},
 };
 

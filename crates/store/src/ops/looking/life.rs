@@ -9,13 +9,14 @@ use forebay_domain::{
     states::GroupState,
 };
 
-use super::{
-    batch::{self, select_batch},
-    ledger, policy,
-};
+use super::ledger;
 use crate::{
     error::StoreError,
     op::Op,
+    ops::{
+        batch::{self, select_batch},
+        policy,
+    },
     sql::{Statement, Tx, args, key_found, key_list},
 };
 

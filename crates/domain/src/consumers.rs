@@ -4,7 +4,7 @@ use crate::{clock::Timestamp, ids::PolicyName};
 
 /// A consumer that waits at a process.
 #[derive(Clone, Debug)]
-pub struct Asker {
+pub struct ConsumerWait {
     /// The policy.
     pub policy: PolicyName,
     /// Its name; empty if it has none.

@@ -12,10 +12,10 @@ use forebay_domain::{
     states::{BatchState, GroupState},
 };
 
-use super::history;
 use crate::{
     error::StoreError,
     op::Op,
+    ops::history,
     sql::{Statement, Tx, args},
 };
 
@@ -103,7 +103,7 @@ async fn asking(
     const SELECT_ASKING: Statement = Statement::new(
         "-- select_asking
         SELECT consumer, since_us
-        FROM asker
+        FROM waiting_consumer
         WHERE policy_pk = $1 AND until_us > $2
         ORDER BY until_us
         LIMIT $3",
@@ -111,7 +111,7 @@ async fn asking(
     const SELECT_LAST_ASKED: Statement = Statement::new(
         "-- select_last_asked
         SELECT asked_us
-        FROM asker
+        FROM waiting_consumer
         WHERE policy_pk = $1 AND until_us < $2
         ORDER BY until_us DESC
         LIMIT 1",

@@ -1,6 +1,6 @@
 //! What the log of steps has, for people who look at it.
 //!
-//! Separate from [`steps`](super::steps), which acks write.
+//! Separate from [`steps`](crate::ops::steps), which acks write.
 use forebay_domain::{
     looking::steps::{ReadStepBuckets, ReadSteps, Spread, StepBucket, StepBuckets, StepCursor, StepPage, StepRow},
     pages::Order,
