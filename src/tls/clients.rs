@@ -6,8 +6,9 @@
 
 use std::sync::Arc;
 
+use forebay_client::is_named_authority;
 use rustls::{
-    CertificateError, DigitallySignedStruct, DistinguishedName, Error, RootCertStore, SignatureScheme,
+    DigitallySignedStruct, DistinguishedName, Error, RootCertStore, SignatureScheme,
     client::danger::HandshakeSignatureValid,
     crypto::CryptoProvider,
     pki_types::{CertificateDer, UnixTime},
@@ -50,9 +51,7 @@ impl ClientCertVerifier for NamedClients {
         now: UnixTime,
     ) -> Result<ClientCertVerified, Error> {
         match self.webpki.verify_client_cert(end_entity, intermediates, now) {
-            Err(error) if is_an_authority(&error) && self.named.iter().any(|named| named == end_entity) => {
-                Ok(ClientCertVerified::assertion())
-            }
+            Err(error) if is_named_authority(&error, end_entity, &self.named) => Ok(ClientCertVerified::assertion()),
             outcome => outcome,
         }
     }
@@ -78,10 +77,4 @@ impl ClientCertVerifier for NamedClients {
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         self.webpki.supported_verify_schemes()
     }
-}
-
-/// Whether the only error is that the certificate is an authority's.
-fn is_an_authority(error: &Error) -> bool {
-    let Error::InvalidCertificate(CertificateError::Other(other)) = error else { return false };
-    matches!(other.0.downcast_ref::<webpki::Error>(), Some(webpki::Error::CaUsedAsEndEntity))
 }

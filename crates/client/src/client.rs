@@ -41,6 +41,7 @@ use crate::wire::{
 pub use error::{ClientError, TransportError};
 pub use export::Export;
 pub use options::{ClientOptions, SILENCE_TIMEOUT, install_tls_provider};
+pub use pinned::is_named_authority;
 pub use retry::RetryPolicy;
 
 /// Time allowed for opening a connection: long enough to survive a few lost packets, short enough to try another

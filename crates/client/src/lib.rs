@@ -118,5 +118,6 @@ pub use forebay_wire as wire;
 
 pub use client::{
     Client, ClientError, ClientOptions, Export, RetryPolicy, SILENCE_TIMEOUT, TransportError, install_tls_provider,
+    is_named_authority,
 };
 pub use heartbeat::Heartbeat;

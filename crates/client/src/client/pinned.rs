@@ -50,9 +50,7 @@ impl ServerCertVerifier for PinnedVerifier {
         now: UnixTime,
     ) -> Result<ServerCertVerified, Error> {
         match self.webpki.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now) {
-            Err(Error::InvalidCertificate(error))
-                if is_an_authority(&error) && self.named.iter().any(|named| named == end_entity) =>
-            {
+            Err(error) if is_named_authority(&error, end_entity, &self.named) => {
                 verify_server_name(&ParsedCertificate::try_from(end_entity)?, server_name)?;
                 Ok(ServerCertVerified::assertion())
             }
@@ -83,7 +81,13 @@ impl ServerCertVerifier for PinnedVerifier {
     }
 }
 
-/// Whether the only error is that the certificate is marked as an authority.
+/// Whether the only thing wrong with a certificate is that it is marked as an authority's, and it is one of the named
+/// certificates. The service asks the same of the certificates of its clients.
+pub fn is_named_authority(error: &Error, certificate: &CertificateDer<'_>, named: &[CertificateDer<'_>]) -> bool {
+    let Error::InvalidCertificate(error) = error else { return false };
+    is_an_authority(error) && named.iter().any(|named| named == certificate)
+}
+
 fn is_an_authority(error: &CertificateError) -> bool {
     let CertificateError::Other(other) = error else { return false };
     matches!(other.0.downcast_ref::<webpki::Error>(), Some(webpki::Error::CaUsedAsEndEntity))
