@@ -127,7 +127,7 @@ fn main() -> anyhow::Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let [name, times] = arguments.as_slice() else {
         // cargo passes this argument to every benchmark.
-        println("decode PATH TIMES; `make bench-instructions` runs it")?;
+        println("decode PATH TIMES; `make bench NAME=instructions` runs it")?;
         return Ok(());
     };
     let path = Path::named(name).with_context(|| format!("there is no path `{name}`"))?;

@@ -1,4 +1,4 @@
-// Types that the modules of the page share. They exist only for the type checker (`make test-console`).
+// Types that the modules of the page share. They exist only for the type checker (`make test ONLY=console`).
 //
 // What the service answers is not written here: `scripts/test-console` makes target/console/api.d.ts of
 // openapi/forebay.json, and the types of paths, queries and answers below are taken from it.

@@ -74,7 +74,7 @@ def test_the_extras_of_the_guide_are_those_of_the_package_and_allow_the_tested_v
     for document in DOCUMENTS:
         named = re.findall(r"'forebay\[(\w+)\]'", (REPOSITORY / document).read_text())
         assert set(named) <= set(extras), document
-    # The environments of `make test-frameworks`; those of slime and verl extend that of TRL.
+    # The environments of `make outside NAME=frameworks`; those of slime and verl extend that of TRL.
     pinned: dict[str, set[str]] = {}
     for environment in ("package", "trl", "verl", "tinker"):
         for line in (REPOSITORY / f"tests/python/{environment}.txt").read_text().splitlines():

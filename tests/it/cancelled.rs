@@ -8,7 +8,7 @@ use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use serde_json::{Value, json};
 use sqlx::{Connection as _, Row as _};
 
-use crate::support::{Backend, TestApp, eventually, group, on_both_stores, rollout, text, torture, with};
+use crate::support::{Backend, TestApp, endure, eventually, group, on_both_stores, rollout, text, with};
 
 /// Number of requests that one test aborts.
 const ABORTED: usize = 2_000;
@@ -30,7 +30,7 @@ const SCRAPES: usize = 40;
 const NEVER_POLL: &str = "[limits]\nwaiter_poll_interval_ms = 3600000";
 
 fn seeded() -> StdRng {
-    StdRng::seed_from_u64(torture::seed())
+    StdRng::seed_from_u64(endure::seed())
 }
 
 /// What a client knows when it disconnects.

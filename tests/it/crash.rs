@@ -10,7 +10,7 @@ use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 
 use serde_json::{Value, json};
 
-use crate::support::{fresh_database, member, process::Service, text, torture, with};
+use crate::support::{endure, fresh_database, member, process::Service, text, with};
 
 const GROUPS_PER_CYCLE: usize = 60;
 const GROUP_SIZE: usize = 3;
@@ -47,8 +47,8 @@ async fn produce(http: reqwest::Client, url: String, cycle: usize, lane: usize, 
 async fn survive(database: &str, what: &str) {
     let http = crate::support::http();
     let acknowledged = Acknowledged::default();
-    let mut random = StdRng::seed_from_u64(torture::seed());
-    let (cycles, mut starts_ms) = (torture::size(25, 500), Vec::new());
+    let mut random = StdRng::seed_from_u64(endure::seed());
+    let (cycles, mut starts_ms) = (endure::size(25, 500), Vec::new());
     for cycle in 0..cycles {
         let started = Instant::now();
         let service = Service::start(database).await;
@@ -75,7 +75,7 @@ async fn survive(database: &str, what: &str) {
         "{} acknowledged rollouts: 0 lost, 0 duplicated, 0 torn; restart median {median} ms, longest {worst} ms",
         acknowledged.len()
     );
-    torture::report(&format!("kill -9 at random moments, {what}"), cycles, &outcome);
+    endure::report(&format!("kill -9 at random moments, {what}"), cycles, &outcome);
 }
 
 async fn check(http: &reqwest::Client, url: &str, acknowledged: &BTreeSet<String>, cycles: usize) {

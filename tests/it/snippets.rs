@@ -34,7 +34,7 @@ const FIRST_GIVEN_PORT: u16 = 32_768;
 const NOT_RUN: &[(&str, &str, &str)] = &[
     ("README.md", "make run ", "builds a release; the test starts the service in its place"),
     ("README.md", "make test ", "this test is a part of it"),
-    ("CONTRIBUTING.md", "make torture ", "runs for hours"),
+    ("CONTRIBUTING.md", "make endure ", "runs for hours"),
     ("docs/operations.md", "cargo build ", "builds a release; the test runs the binary that it is built with"),
     (
         "docs/performance.md",
@@ -44,8 +44,8 @@ const NOT_RUN: &[(&str, &str, &str)] = &[
     (
         "docs/connect.md",
         "",
-        "needs an inference engine and agents; a test below runs its first blocks, `make test-clients` the snippets, and \
-         `make test-openhands` the section of groups",
+        "needs an inference engine and agents; a test below runs its first blocks, `make outside NAME=clients` the snippets, and \
+         `make outside NAME=openhands` the section of groups",
     ),
     ("docs/trainers.md", "make demo ", "trains for minutes and needs libtorch"),
 ];
@@ -294,7 +294,7 @@ fn every_block_names_a_language_that_can_be_run_and_every_exception_is_needed() 
     let all: Vec<Block> = documents().iter().flat_map(|document| blocks(document)).collect();
     for block in &all {
         // slime is configured in YAML. These blocks are settings and are not run. Those of JavaScript are compared with
-        // the programs of `make test-clients`.
+        // the programs of `make outside NAME=clients`.
         let is_known = ["sh", "python", "toml"].contains(&block.language.as_str())
             || block.document.starts_with(OF_PYTHON) && block.language == "yaml"
             || block.document == "docs/connect.md" && block.language == "js"

@@ -3,7 +3,7 @@
 
 Same model, same rows, same microbatches, same clipped objective, same optimizer;
 hidden states at trained positions alone go through the head, as in the trainer.
-Prints one JSON object. `make bench-trainer` runs both in turn.
+Prints one JSON object. `make bench NAME=trainer` runs both in turn.
 """
 
 import argparse

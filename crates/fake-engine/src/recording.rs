@@ -1,4 +1,4 @@
-//! What real agents sent, as `make test-clients` records it in `tests/clients/recordings`.
+//! What real agents sent, as `make outside NAME=clients` records it in `tests/clients/recordings`.
 //!
 //! A recording has all requests of a run of an agent, with placeholders for prompts and descriptions of tools, and what
 //! the engine answered. So a test can send the same again without the agent.
@@ -15,7 +15,6 @@ use crate::Answer;
 pub struct Recording {
     /// The name of its program in `tests/clients`.
     pub client: String,
-    /// Its runs.
     pub runs: Vec<Run>,
 }
 

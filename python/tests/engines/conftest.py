@@ -1,4 +1,4 @@
-"""Tests with a real engine. `make test-engines` runs them, with the packages and the models that they need."""
+"""Tests with a real engine. `make outside NAME=engines` runs them, with the packages and the models that they need."""
 
 from __future__ import annotations
 

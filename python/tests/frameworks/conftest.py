@@ -19,7 +19,7 @@ NEEDS = {
     "test_trl.py": "trl",
     "test_verl.py": "verl",
 }
-"""What the files import. Without it they are not collected: `make test-frameworks` runs them."""
+"""What the files import. Without it they are not collected: `make outside NAME=frameworks` runs them."""
 
 collect_ignore = [name for name, package in NEEDS.items() if importlib.util.find_spec(package) is None]
 

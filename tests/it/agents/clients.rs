@@ -1,4 +1,4 @@
-//! What real agents sent, sent again: the recordings of `make test-clients`.
+//! What real agents sent, sent again: the recordings of `make outside NAME=clients`.
 //!
 //! The same answers are scripted as in the recorded run. So the same calls must become as many segments.
 
@@ -75,7 +75,7 @@ async fn what_real_agents_sent_becomes_the_same_segments() {
     app.finish().await;
 }
 
-/// The guide prints parts of the programs that `make test-clients` runs. Other tests run the blocks with curl.
+/// The guide prints parts of the programs that `make outside NAME=clients` runs. Other tests run the blocks with curl.
 #[test]
 fn the_snippets_of_the_guide_are_those_that_are_tried() {
     let repository = PathBuf::from(env!("CARGO_MANIFEST_DIR"));

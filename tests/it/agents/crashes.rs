@@ -14,7 +14,7 @@ use tokio::process::Command;
 use super::{DIALECTS, Dialect, check_row};
 use crate::{
     faults::{self, Call, Fault, Faults, On},
-    support::{eventually, fresh_database, process::Service, text, torture, with_agents},
+    support::{endure, eventually, fresh_database, process::Service, text, with_agents},
 };
 
 /// What the user says, of which the engine's script depends.
@@ -284,14 +284,14 @@ async fn on_postgres(kill: Kill, dialect: Dialect, stream: bool) -> bool {
 /// Kills the service at every nth sync, until one run ends without a kill.
 async fn at_every_sync(fault: Fault) {
     let mut strikes = 0;
-    for nth in (1_i64..).step_by(torture::size(2, 1)) {
+    for nth in (1_i64..).step_by(endure::size(2, 1)) {
         let dialect = DIALECTS[strikes % DIALECTS.len()];
         if !on_sqlite(Kill::AtSync(fault, nth), dialect, strikes % 2 == 0).await {
             break;
         }
         strikes += 1;
     }
-    torture::report(&format!("{fault:?} at a sync of a session"), strikes, "lives, each at another sync");
+    endure::report(&format!("{fault:?} at a sync of a session"), strikes, "lives, each at another sync");
     assert!(strikes > 3, "the calls and the end of a session are commits");
 }
 

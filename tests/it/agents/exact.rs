@@ -253,7 +253,7 @@ async fn the_same_conversation_breaks_where_the_engine_renders_it() {
     app.finish().await;
 }
 
-/// The recordings of `make test-clients`.
+/// The recordings of `make outside NAME=clients`.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_real_agents_sent_becomes_one_segment_unless_they_change_it() {
     let engine = FakeEngine::start(EngineKind::Sglang).await;

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{Page, open, origin};
-use crate::support::{Backend, TestApp, torture};
+use crate::support::{Backend, TestApp, endure};
 
 /// A chart over time, one over the steps that were acked at these times, and one that belongs to no other.
 const CHARTS: &str = "import('/console/charts.js').then(() => {
@@ -51,7 +51,7 @@ async fn legends(page: &Page) -> Value {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn charts_that_are_shown_together_have_one_cursor() {
-    if !torture::is_long() {
+    if !endure::is_long() {
         return;
     }
     let app = TestApp::start(Backend::Sqlite).await;
@@ -73,7 +73,7 @@ async fn charts_that_are_shown_together_have_one_cursor() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_drag_over_a_chart_asks_for_a_range_of_moments() {
-    if !torture::is_long() {
+    if !endure::is_long() {
         return;
     }
     let app = TestApp::start(Backend::Sqlite).await;
@@ -90,7 +90,7 @@ async fn a_drag_over_a_chart_asks_for_a_range_of_moments() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_chart_has_a_sentence_and_a_table_for_those_who_do_not_see_it() {
-    if !torture::is_long() {
+    if !endure::is_long() {
         return;
     }
     let app = TestApp::start(Backend::Sqlite).await;
@@ -110,7 +110,7 @@ async fn a_chart_has_a_sentence_and_a_table_for_those_who_do_not_see_it() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_chart_of_one_point_or_none_is_drawn() {
-    if !torture::is_long() {
+    if !endure::is_long() {
         return;
     }
     let app = TestApp::start(Backend::Sqlite).await;

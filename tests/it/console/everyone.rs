@@ -5,7 +5,7 @@ use forebay_wire::Role;
 use serde_json::json;
 
 use super::{open, origin};
-use crate::support::{Backend, TestApp, group, on_both_stores, rollout, torture, with};
+use crate::support::{Backend, TestApp, endure, group, on_both_stores, rollout, with};
 
 /// Checks a screen.
 pub(super) async fn check(app: &TestApp, hash: &str, is_ready: &str) {
@@ -33,7 +33,7 @@ async fn check_after(app: &TestApp, hash: &str, is_ready: &str, (actions, is_don
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_login_the_first_screen_and_a_policy_are_for_everyone() {
-    if !torture::is_long() {
+    if !endure::is_long() {
         return;
     }
     let app = TestApp::start(Backend::Sqlite).await;
@@ -49,7 +49,7 @@ async fn the_login_the_first_screen_and_a_policy_are_for_everyone() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lists_and_what_they_lead_to_are_for_everyone() {
-    if !torture::is_long() {
+    if !endure::is_long() {
         return;
     }
     let app = TestApp::start(Backend::Sqlite).await;
@@ -80,7 +80,7 @@ async fn lists_and_what_they_lead_to_are_for_everyone() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn steps_are_for_everyone() {
-    if !torture::is_long() {
+    if !endure::is_long() {
         return;
     }
     let app = TestApp::start(Backend::Sqlite).await;
@@ -110,7 +110,7 @@ async fn steps_are_for_everyone() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn trying_a_filter_is_for_everyone() {
-    if !torture::is_long() {
+    if !endure::is_long() {
         return;
     }
     let app = TestApp::start(Backend::Sqlite).await;
@@ -152,7 +152,7 @@ async fn trying_a_filter_is_for_everyone() {
 }
 
 on_both_stores! {
-    if crate::support::torture::is_long;
+    if crate::support::endure::is_long;
 
     async fn a_reader_with_a_keyboard_goes_everywhere(app: TestApp) {
         app.rules("math.solver", json!({"group": {"size": 1}})).await;

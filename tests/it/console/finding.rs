@@ -38,7 +38,7 @@ async fn history(app: &TestApp) {
 }
 
 on_both_stores! {
-    if crate::support::torture::is_long;
+    if crate::support::endure::is_long;
 
     async fn why_a_rollout_was_not_trained_takes_its_id(app: TestApp) {
         history(app).await;

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::{Page, open, origin};
-use crate::support::{Backend, TestApp, rollout, torture, with};
+use crate::support::{Backend, TestApp, endure, rollout, with};
 
 /// All nodes of a document: a browser with more of them is slow.
 const NODES_MAX: i64 = 20_000;
@@ -47,7 +47,7 @@ async fn open_all(page: &Page) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn text_of_rollouts_stays_text() {
-    if !torture::is_long() {
+    if !endure::is_long() {
         return;
     }
     let app = TestApp::start(Backend::Sqlite).await;
@@ -94,7 +94,7 @@ async fn text_of_rollouts_stays_text() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_message_of_ten_megabytes_and_a_million_tokens_are_looked_at_in_parts() {
-    if !torture::is_long() {
+    if !endure::is_long() {
         return;
     }
     let app = TestApp::start(Backend::Sqlite).await;
@@ -137,7 +137,7 @@ async fn a_message_of_ten_megabytes_and_a_million_tokens_are_looked_at_in_parts(
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn json_that_attacks_scripts_is_shown_or_refused() {
-    if !torture::is_long() {
+    if !endure::is_long() {
         return;
     }
     let app = TestApp::start(Backend::Sqlite).await;

@@ -7,7 +7,7 @@ use super::{browser::Browser, open, origin};
 use crate::support::{on_both_stores, rollout, with};
 
 on_both_stores! {
-    if crate::support::torture::is_long;
+    if crate::support::endure::is_long;
 
     async fn without_keys_the_page_shows_policies_at_once(app: TestApp) {
         app.accept(with(rollout("a", 1.0), json!({"policy": "default"}))).await;

@@ -3,7 +3,7 @@
 //! What a screen shows comes from the same calls that the test can make, so tests compare the two. Time is the test's:
 //! the page asks again only when the test lets time pass.
 //!
-//! `make test` runs `smoke` and `serving`. The other tests are for the long runs (`./scripts/torture console::`): each of
+//! `make test` runs `smoke` and `serving`. The other tests are for the long runs (`./scripts/endure console::`): each of
 //! them takes seconds. Modules that only compute are tested without a browser, in `tests/console`.
 
 pub(crate) mod browser;

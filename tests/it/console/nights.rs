@@ -1,13 +1,13 @@
 //! Eight failures as somebody finds them at two in the morning: the first sentence of the page says what is wrong.
 //!
-//! With `FOREBAY_PICTURES=FOLDER` (`make console-pictures`) a picture of each is written.
+//! With `FOREBAY_PICTURES=FOLDER` (`./scripts/endure console::pictures`) a picture of each is written.
 
 use serde_json::{Value, json};
 
 use super::{Page, browser::Browser, open, origin, pictures::picture};
 use crate::{
     faults::{Call, ENOSPC, Fault, Faults, On, database},
-    support::{Backend, TestApp, eventually, group, rollout, torture, with},
+    support::{Backend, TestApp, endure, eventually, group, rollout, with},
 };
 
 const POLICY: &str = "math.solver";
@@ -71,7 +71,7 @@ async fn looks(app: &TestApp, name: &str, state: &str, [begin, end]: [&str; 2]) 
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_filter_starves_the_trainer() {
-    if !torture::is_long() {
+    if !endure::is_long() {
         return;
     }
     let app = healthy(json!({}), &[1.0, 0.0, 1.0, 0.0]).await;
@@ -90,7 +90,7 @@ async fn a_filter_starves_the_trainer() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn agents_are_gone() {
-    if !torture::is_long() {
+    if !endure::is_long() {
         return;
     }
     let app = healthy(json!({}), &[1.0, 0.0, 1.0, 0.0]).await;
@@ -103,7 +103,7 @@ async fn agents_are_gone() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_trainer_is_gone() {
-    if !torture::is_long() {
+    if !endure::is_long() {
         return;
     }
     let app = healthy(json!({}), &[1.0, 0.0, 1.0, 0.0]).await;
@@ -118,7 +118,7 @@ async fn the_trainer_is_gone() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_trainer_is_stuck() {
-    if !torture::is_long() {
+    if !endure::is_long() {
         return;
     }
     let app = healthy(json!({}), &[1.0, 0.0, 1.0, 0.0]).await;
@@ -136,7 +136,7 @@ async fn the_trainer_is_stuck() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_backlog_is_full() {
-    if !torture::is_long() {
+    if !endure::is_long() {
         return;
     }
     let app = healthy(json!({"backlog": {"max_ready_rollouts": 64}}), &[1.0, 0.0, 1.0, 0.0]).await;
@@ -152,7 +152,7 @@ async fn the_backlog_is_full() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn groups_go_stale() {
-    if !torture::is_long() {
+    if !endure::is_long() {
         return;
     }
     let app = healthy(json!({"staleness": {"max": 1}}), &[1.0, 0.0, 1.0, 0.0]).await;
@@ -170,7 +170,7 @@ async fn groups_go_stale() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rewards_are_flat() {
-    if !torture::is_long() {
+    if !endure::is_long() {
         return;
     }
     let app = healthy(json!({"filter": []}), &[0.0; 4]).await;
@@ -181,7 +181,7 @@ async fn rewards_are_flat() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_store_is_full() {
-    if !torture::is_long() {
+    if !endure::is_long() {
         return;
     }
     let folder = tempfile::tempdir().expect("a temporary folder can be made");

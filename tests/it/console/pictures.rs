@@ -1,11 +1,11 @@
-//! Pictures of the page for the documents. With `FOREBAY_PICTURES=FOLDER` (`make console-pictures`) they are written.
+//! Pictures of the page for the documents. With `FOREBAY_PICTURES=FOLDER` (`./scripts/endure console::pictures`) they are written.
 
 use std::path::Path;
 
 use serde_json::json;
 
 use super::{Page, open, origin};
-use crate::support::{Backend, TestApp, group, torture, with};
+use crate::support::{Backend, TestApp, endure, group, with};
 
 /// The most bytes of a picture: documents must load on slow networks.
 const PICTURE_BYTES_MAX: usize = 150 << 10;
@@ -24,7 +24,7 @@ pub(super) async fn picture(page: &Page, name: &str) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pictures_of_the_first_two_screens_are_small() {
-    if !torture::is_long() {
+    if !endure::is_long() {
         return;
     }
     let app = TestApp::start(Backend::Sqlite).await;

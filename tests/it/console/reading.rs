@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::{Page, everyone, open, origin};
 use crate::{
     sessions,
-    support::{Backend, TestApp, group, member, on_both_stores, rollout, text, torture, with},
+    support::{Backend, TestApp, endure, group, member, on_both_stores, rollout, text, with},
 };
 
 const GROUND: &str = "[...document.querySelectorAll('.tokens > span')].map((mark) => mark.classList.contains('inked'))";
@@ -57,7 +57,7 @@ async fn log_in(page: &Page, key: &str) {
 }
 
 on_both_stores! {
-    if crate::support::torture::is_long;
+    if crate::support::endure::is_long;
 
     async fn a_rollout_is_shown_with_its_story_its_messages_and_its_tokens(app: TestApp) {
         app.rules("default", json!({"group": {"size": 2}, "batch": {"groups": 1}})).await;
@@ -197,7 +197,7 @@ on_both_stores! {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_mask_that_is_delivered_otherwise_than_sent_is_shown_where_it_differs() {
-    if !torture::is_long() {
+    if !endure::is_long() {
         return;
     }
     let app = TestApp::start(Backend::Sqlite).await;
@@ -220,7 +220,7 @@ async fn a_mask_that_is_delivered_otherwise_than_sent_is_shown_where_it_differs(
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_cannot_be_shown_is_said_in_sentences() {
-    if !torture::is_long() {
+    if !endure::is_long() {
         return;
     }
     let mut app = TestApp::start(Backend::Sqlite).await;
@@ -261,7 +261,7 @@ async fn what_cannot_be_shown_is_said_in_sentences() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_text_is_found_in_messages_and_across_tokens() {
-    if !torture::is_long() {
+    if !endure::is_long() {
         return;
     }
     let folder = tempfile::tempdir().expect("a temporary folder can be made");
@@ -293,7 +293,7 @@ async fn a_text_is_found_in_messages_and_across_tokens() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_tokenizer_that_the_reader_picks_stays_in_the_browser() {
-    if !torture::is_long() {
+    if !endure::is_long() {
         return;
     }
     let app = TestApp::start(Backend::Sqlite).await;
@@ -329,7 +329,7 @@ async fn a_tokenizer_that_the_reader_picks_stays_in_the_browser() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn texts_are_copied_without_a_clipboard_and_the_answer_opens_as_text() {
-    if !torture::is_long() {
+    if !endure::is_long() {
         return;
     }
     let app = TestApp::start(Backend::Sqlite).await;
@@ -360,7 +360,7 @@ async fn texts_are_copied_without_a_clipboard_and_the_answer_opens_as_text() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_rollout_and_the_stream_are_for_everyone() {
-    if !torture::is_long() {
+    if !endure::is_long() {
         return;
     }
     let app = TestApp::start(Backend::Sqlite).await;

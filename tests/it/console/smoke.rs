@@ -1,5 +1,5 @@
 //! A walk over every screen, and what readers do most: what `make test` does in a browser. The other tests of the live
-//! page are for the long runs (`./scripts/torture console::`), because each of them takes seconds.
+//! page are for the long runs (`./scripts/endure console::`), because each of them takes seconds.
 
 use std::{collections::BTreeSet, path::Path};
 

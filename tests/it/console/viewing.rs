@@ -4,7 +4,7 @@
 use serde_json::{Value, json};
 
 use super::{Page, open, origin};
-use crate::support::{Backend, TestApp, group, member, on_both_stores, text, torture, with};
+use crate::support::{Backend, TestApp, endure, group, member, on_both_stores, text, with};
 
 /// Rules with a filter of each kind, under which groups of four become batches of one.
 fn rules() -> Value {
@@ -58,7 +58,7 @@ fn shown(value: &Value) -> String {
 }
 
 on_both_stores! {
-    if crate::support::torture::is_long;
+    if crate::support::endure::is_long;
 
     async fn a_reader_clicks_from_all_policies_to_one_rollout(app: TestApp) {
         trained(app).await;
@@ -258,7 +258,7 @@ const HOSTILE: &str = "<script>alert(1)</script><img src=x onerror=alert(2)>\u{2
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hostile_and_endless_texts_neither_run_nor_blow_up_a_group() {
-    if !torture::is_long() {
+    if !endure::is_long() {
         return;
     }
     let app = TestApp::start(Backend::Sqlite).await;
@@ -296,7 +296,7 @@ async fn hostile_and_endless_texts_neither_run_nor_blow_up_a_group() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn columns_of_siblings_scroll_together_until_the_reader_separates_them() {
-    if !torture::is_long() {
+    if !endure::is_long() {
         return;
     }
     let app = TestApp::start(Backend::Sqlite).await;

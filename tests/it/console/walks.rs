@@ -11,7 +11,7 @@ fn questions(page: &super::Page) -> usize {
 }
 
 on_both_stores! {
-    if crate::support::torture::is_long;
+    if crate::support::endure::is_long;
 
     async fn a_tab_in_the_background_asks_nothing_and_asks_once_when_it_returns(app: TestApp) {
         app.accept(rollout("a", 1.0)).await;

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use tokio::{io::AsyncWriteExt as _, net::TcpStream, process::Command};
 
 use super::{Call, EIO, ENOSPC, EROFS, Fault, Faults, On, database};
-use crate::support::{eventually, member, process::Service, rollout, text, torture, with};
+use crate::support::{endure, eventually, member, process::Service, rollout, text, with};
 
 /// How many answers a client may lose before it gets one.
 const ANSWERS_LOST_MAX: usize = 20;
@@ -144,7 +144,7 @@ async fn a_full_disk_is_noticed_in_the_middle_of_a_large_write() {
     let machine = Machine::new();
     let service = machine.start().await;
     // The post is larger than the database's cache, so it is written before the commit, and it does not compress.
-    let mut random = StdRng::seed_from_u64(torture::seed());
+    let mut random = StdRng::seed_from_u64(endure::seed());
     let tokens: Vec<i32> = (0..800_000).map(|_| random.random_range(0..i32::MAX)).collect();
     let segments = json!([{"tokens": tokens, "loss_mask": [1]}]);
     let large = with(rollout("large", 1.0), json!({"segments": segments}));

@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, path::Path};
 use serde_json::{Value, json};
 
 use super::{Call, EIO, Fault, Faults, On, database};
-use crate::support::{group, member, process::Service, text, torture};
+use crate::support::{endure, group, member, process::Service, text};
 
 /// Calls of the script: method, path, body. `{batch}` and `{lease}` are those of the last lease.
 fn script() -> Vec<(&'static str, &'static str, Value)> {
@@ -192,13 +192,13 @@ async fn everywhere(fault: Fault, call: Call, on: On, step: usize) {
         }
         strikes += 1;
     }
-    torture::report(&format!("{fault:?} at {call:?} on {on:?}"), strikes, "lives, each at another call");
+    endure::report(&format!("{fault:?} at {call:?} on {on:?}"), strikes, "lives, each at another call");
     assert!(strikes > 0, "no call was struck");
 }
 
 /// Number of calls that are skipped between two strikes; 0 in the long version.
 fn step(short: usize) -> usize {
-    torture::size(short, 1)
+    endure::size(short, 1)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

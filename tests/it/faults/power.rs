@@ -17,7 +17,7 @@ use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use serde_json::{Value, json};
 
 use super::{Faults, database};
-use crate::support::{TestApp, eventually, group, http, member, process::Service, text, torture, with};
+use crate::support::{TestApp, endure, eventually, group, http, member, process::Service, text, with};
 
 /// The unit in which disks write.
 const SECTOR: usize = 512;
@@ -484,8 +484,8 @@ async fn what_was_acknowledged_into_segment_files_survives_a_power_cut_at_any_mo
 async fn survives_power_cuts(payloads: &str) {
     let folder = tempfile::tempdir().expect("a temporary folder can be made");
     let (records, facts) = record(folder.path(), payloads).await;
-    let images = torture::size(60, 10_000);
-    let mut random = StdRng::seed_from_u64(torture::seed());
+    let images = endure::size(60, 10_000);
+    let mut random = StdRng::seed_from_u64(endure::seed());
     // A third of the cuts are before the first fact: while the files are made, names that are not on disk matter.
     let first_fact = facts.iter().map(|&(known, _)| known).min().expect("clients were told something");
     let before_facts = records.partition_point(|record| record.end < first_fact);
@@ -517,5 +517,5 @@ async fn survives_power_cuts(payloads: &str) {
     }
     assert!(checked > 0, "no client was told anything before a cut");
     let outcome = format!("{checked} acknowledged facts: 0 lost, 0 torn, every image starts");
-    torture::report(&format!("power cuts, SQLite, payloads in {payloads}"), images, &outcome);
+    endure::report(&format!("power cuts, SQLite, payloads in {payloads}"), images, &outcome);
 }

@@ -10,7 +10,7 @@ use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use serde_json::{Value, json};
 
 use super::database;
-use crate::support::{group, process::Service, text, torture};
+use crate::support::{endure, group, process::Service, text};
 
 const GROUPS: usize = 12;
 
@@ -82,7 +82,7 @@ async fn delivered(http: &reqwest::Client, url: &str) -> BTreeMap<String, Value>
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flipped_bit_is_never_delivered() {
-    let (seed, flips) = (torture::seed(), torture::size(40, 2_000));
+    let (seed, flips) = (endure::seed(), endure::size(40, 2_000));
     let folder = tempfile::tempdir().expect("a temporary folder can be made");
     let (files, expected) = intact(folder.path()).await;
     let http = crate::support::http();
@@ -115,5 +115,5 @@ async fn a_flipped_bit_is_never_delivered() {
         service.kill().await;
     }
     let outcome = format!("{whole} harmless, {partly} kept from delivery, {refused} kept from serving");
-    torture::report("Bits flipped in the database file or a segment file", flips, &outcome);
+    endure::report("Bits flipped in the database file or a segment file", flips, &outcome);
 }

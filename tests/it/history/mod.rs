@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use sqlx::Connection as _;
 
 use self::check::check;
-use crate::support::{eventually, fresh_database, process::Service, torture};
+use crate::support::{endure, eventually, fresh_database, process::Service};
 
 /// Rollouts of a group, posted by different agents.
 const GROUP_SIZE: usize = 3;
@@ -90,7 +90,7 @@ impl World {
             history: Mutex::default(),
             stored: AtomicUsize::new(0),
             step: AtomicI64::new(0),
-            seed: torture::seed(),
+            seed: endure::seed(),
         })
     }
 
@@ -153,7 +153,7 @@ async fn play(database: &str, replicas: usize, groups: usize, postgres: bool) {
     let history = world.history.lock().expect("no player panics").clone();
     check(&world.http, &url, &history, groups).await;
     let kind = if postgres { "three replicas on Postgres" } else { "one process on SQLite" };
-    torture::report(
+    endure::report(
         &format!("Calls in checked histories, {kind}"),
         history.len(),
         &format!("{faults} faults, 0 anomalies"),
@@ -207,10 +207,10 @@ async fn disturb(world: &World, services: &mut [Service], database: &str, postgr
 async fn one_process_on_sqlite_keeps_its_promises_under_faults() {
     let folder = tempfile::tempdir().expect("a temporary folder can be made");
     let database = format!("sqlite:{}", folder.path().join("forebay.db").display());
-    play(&database, 1, torture::size(100, 4_000), false).await;
+    play(&database, 1, endure::size(100, 4_000), false).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn three_replicas_on_postgres_keep_their_promises_under_faults() {
-    play(&fresh_database().await, 3, torture::size(100, 4_000), true).await;
+    play(&fresh_database().await, 3, endure::size(100, 4_000), true).await;
 }

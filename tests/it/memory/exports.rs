@@ -7,8 +7,9 @@ use serde_json::json;
 use tokio::{io::AsyncReadExt as _, process::Command};
 
 use crate::support::{
+    endure,
     process::{Service, peak_bytes_of},
-    rollout, torture, with,
+    rollout, with,
 };
 
 /// Rollouts of the smaller export, which fill a row group of a Parquet file; the larger one has four times as many.
@@ -23,7 +24,7 @@ const SLACK_BYTES: u64 = 80 << 20;
 
 /// Posts rollouts with texts that do not compress to nothing, so that files are large, too.
 async fn post(service: &Service, range: std::ops::Range<usize>) {
-    let mut random = StdRng::seed_from_u64(torture::seed());
+    let mut random = StdRng::seed_from_u64(endure::seed());
     let noise: Vec<u8> = (0..MESSAGE_BYTES).map(|_| random.random_range(b'a'..=b'z')).collect();
     let noise = String::from_utf8(noise).expect("letters are text");
     for index in range {
@@ -82,7 +83,7 @@ async fn an_export_of_four_times_as_much_takes_no_more_memory() {
         mib(&peaks[0]),
         mib(&peaks[1])
     );
-    torture::report("rollouts of 1 MiB, exported", ROLLOUTS, &outcome);
+    endure::report("rollouts of 1 MiB, exported", ROLLOUTS, &outcome);
     assert!(peaks[0].iter().zip(&peaks[1]).all(|(small, large)| *large < small + SLACK_BYTES), "{outcome}");
     service.kill().await;
 }

@@ -12,7 +12,7 @@ use tokio::{
     task::JoinSet,
 };
 
-use crate::support::{eventually, process::Service, torture};
+use crate::support::{endure, eventually, process::Service};
 
 /// Tokens of a body, which is 8 MB of text.
 const TOKENS: usize = 445_000;
@@ -241,7 +241,7 @@ async fn resident_memory_stays_within_the_budget() {
         mib(held),
         mib(peak)
     );
-    torture::report("resident memory, connections that post 8 MB at once", connections, &outcome);
+    endure::report("resident memory, connections that post 8 MB at once", connections, &outcome);
     let cores = std::thread::available_parallelism().map_or(1, NonZero::get).min(fit);
     let bound = BUDGET_BYTES + connections * CONNECTION_BYTES + cores * WORK * body_bytes + KEPT_BYTES;
     assert!(peak < before + bound as u64, "{outcome}, and may be {} MiB", mib(before + bound as u64));

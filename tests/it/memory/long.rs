@@ -20,7 +20,7 @@ use serde_json::{Value, json};
 
 use crate::{
     arrow::{stream, texts},
-    support::{process::Service, text, torture},
+    support::{endure, process::Service, text},
 };
 
 const TOKENS: usize = 1_000_000;
@@ -31,7 +31,7 @@ const SLACK_BYTES: u64 = 24 << 20;
 
 /// A rollout in which all tokens but the first are response tokens.
 fn trajectory(rollout_id: &str) -> wire::Trajectory {
-    let mut random = StdRng::seed_from_u64(torture::seed());
+    let mut random = StdRng::seed_from_u64(endure::seed());
     let segment = Segment {
         tokens: (0..TOKENS).map(|_| random.random_range(0..128_000)).collect(),
         loss_mask: (1..TOKENS).map(|_| u8::from(random.random_bool(0.8))).collect(),
@@ -168,7 +168,7 @@ async fn a_trajectory_of_a_million_tokens_is_verbatim_and_takes_little_memory() 
         ratio(stored),
         ratio(grown)
     );
-    torture::report("one trajectory, tokens", TOKENS, &outcome);
+    endure::report("one trajectory, tokens", TOKENS, &outcome);
     assert!(grown < 3 * own_bytes + SLACK_BYTES, "{outcome}");
     service.kill().await;
 }

@@ -9,7 +9,7 @@ use std::sync::{
 use serde_json::{Value, json};
 use tokio::task::JoinSet;
 
-use crate::support::{eventually, http, process::Service, rollout, torture, with};
+use crate::support::{endure, eventually, http, process::Service, rollout, with};
 
 const TOKENS: usize = 1_000_000;
 
@@ -118,7 +118,7 @@ async fn ten_readers_of_a_million_tokens_stay_in_the_budget() {
         most >> 20,
         longest >> 10
     );
-    torture::report("readers of a million tokens", READERS, &outcome);
+    endure::report("readers of a million tokens", READERS, &outcome);
     assert!(longest < 3 << 20, "{outcome}");
     assert!(most <= 2 * one + READERS * longest, "two at a time: {outcome}");
     assert!(most < BUDGET_BYTES && grown < (2 * one) as u64 + FIXED_BYTES, "{outcome}");

@@ -4,7 +4,7 @@
 use forebay_wire::ARROW_STREAM;
 use serde_json::{Value, json};
 
-use crate::support::{process::Service, rollout, text, torture, with};
+use crate::support::{endure, process::Service, rollout, text, with};
 
 const FORMS: [&str; 3] = ["application/x-ndjson", "application/json", ARROW_STREAM];
 
@@ -60,7 +60,7 @@ async fn a_long_conversation_of_thousands_of_segments_is_read_in_every_form() {
         assert!((MESSAGE_BYTES..8 << 20).contains(&bytes), "{bytes} bytes as {form}");
     }
     let outcome = grown(&service, before);
-    torture::report("bytes of messages in a rollout of 2,200 segments, read in three forms", MESSAGE_BYTES, &outcome.0);
+    endure::report("bytes of messages in a rollout of 2,200 segments, read in three forms", MESSAGE_BYTES, &outcome.0);
     assert!(outcome.1 < SLACK_BYTES, "{}", outcome.0);
     let path = format!("/batches/{}", text(&batch["batch_id"]));
     let batch: Value = crate::support::http()
@@ -92,7 +92,7 @@ async fn four_readers_of_a_batch_of_conversations_stay_within_a_bound() {
         assert!(sizes.iter().all(|&bytes| (ROLLOUTS * 200_000..16 << 20).contains(&bytes)), "{sizes:?} as {form}");
     }
     let outcome = grown(&service, before);
-    torture::report("readers at once of 32 x 60 segments with 200 KB of messages, in three forms", 4, &outcome.0);
+    endure::report("readers at once of 32 x 60 segments with 200 KB of messages, in three forms", 4, &outcome.0);
     assert!(outcome.1 < SLACK_BYTES, "{}", outcome.0);
     service.kill().await;
 }

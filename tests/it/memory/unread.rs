@@ -8,7 +8,7 @@ use tokio::{
     net::TcpStream,
 };
 
-use crate::support::{http, process::Service, torture};
+use crate::support::{endure, http, process::Service};
 
 const CONNECTIONS: usize = 8;
 
@@ -69,7 +69,7 @@ async fn bulk_answers_that_nobody_reads_stay_within_the_budget() {
     }
     let grown = service.peak_bytes() - before;
     let outcome = format!("{} bytes each of gzip; resident {} MiB more at most", body.len(), grown >> 20);
-    torture::report("posts of 16,384 invalid lines whose answers nobody reads", CONNECTIONS, &outcome);
+    endure::report("posts of 16,384 invalid lines whose answers nobody reads", CONNECTIONS, &outcome);
     assert!(grown < (BUDGET_BYTES + SLACK_BYTES) as u64, "{outcome}");
     service.kill().await;
 }

@@ -12,7 +12,7 @@ use super::{
     system::{Database, System},
     view::Call,
 };
-use crate::support::{Backend, torture};
+use crate::support::{Backend, endure};
 
 /// The length of a run on one store.
 struct Extent {
@@ -56,9 +56,9 @@ struct Progress {
 fn run(backend: Backend, extent: &Extent) {
     let steps = setting("FOREBAY_MODEL_STEPS");
     let is_default = steps.is_none();
-    let steps = steps.unwrap_or(torture::size(extent.steps.0, extent.steps.1) as u64);
+    let steps = steps.unwrap_or(endure::size(extent.steps.0, extent.steps.1) as u64);
     // The seed of the first history; each following history has the next seed.
-    let seed = torture::seed();
+    let seed = endure::seed();
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
     let runtime = runtime.expect("a runtime can be built");
     let ledger_every = setting("FOREBAY_MODEL_LEDGER_EVERY").unwrap_or(extent.ledger_every);
@@ -74,7 +74,7 @@ fn run(backend: Backend, extent: &Extent) {
     let Progress { steps, coverage } = progress.into_inner();
     let elapsed_s = started.elapsed().as_secs();
     let outcome = format!("0 differences in {histories} histories, ledgers every {ledger_every} steps, {elapsed_s} s");
-    torture::report(&format!("Model steps on {backend:?}"), steps as usize, &outcome);
+    endure::report(&format!("Model steps on {backend:?}"), steps as usize, &outcome);
     eprintln!("{coverage}");
     // Both stores run the same kind of histories, so the coverage of the longer run is enough.
     if is_default && backend == Backend::Sqlite {

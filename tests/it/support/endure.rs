@@ -1,13 +1,13 @@
-//! Long versions of tests that otherwise run for seconds, for `make torture`.
+//! Long versions of tests that otherwise run for seconds, for `make endure`.
 //!
-//! `FOREBAY_TORTURE` selects the long version, `FOREBAY_SEED` is the seed of random numbers, and `FOREBAY_REPORT` is a
+//! `FOREBAY_ENDURE` selects the long version, `FOREBAY_SEED` is the seed of random numbers, and `FOREBAY_REPORT` is a
 //! file that gets a line for each count.
 
 use std::io::Write as _;
 
 /// Returns the short size, or the long size if the long version is selected.
 pub(crate) fn size(short: usize, long: usize) -> usize {
-    if std::env::var_os("FOREBAY_TORTURE").is_some() { long } else { short }
+    if std::env::var_os("FOREBAY_ENDURE").is_some() { long } else { short }
 }
 
 /// Whether the long versions run, for tests that have no short one.

@@ -1,10 +1,10 @@
 //! `TestApp`: the real service with a real socket and a real store, and a clock that the test moves.
 
+pub(crate) mod endure;
 mod pooler;
 mod postgres;
 pub(crate) mod process;
 mod proxy;
-pub(crate) mod torture;
 
 use std::{
     collections::BTreeMap,
@@ -54,7 +54,7 @@ pub(crate) enum Backend {
 }
 
 /// Runs each test on both stores, and checks the tallies against the rows when it ends. `if IS_WANTED;` before the tests
-/// makes them tests of the long runs: `on_both_stores! { if crate::support::torture::is_long; async fn ... }`.
+/// makes them tests of the long runs: `on_both_stores! { if crate::support::endure::is_long; async fn ... }`.
 macro_rules! on_both_stores {
     (if $is_wanted:path; $($tests:tt)*) => { $crate::support::on_both_stores! { @ $is_wanted; $($tests)* } };
     (@ $is_wanted:path; $( $(#[$meta:meta])* async fn $name:ident($app:ident: TestApp) $body:block )*) => {
@@ -88,7 +88,7 @@ macro_rules! on_both_stores {
             )*
         }
     };
-    ($($tests:tt)*) => { $crate::support::on_both_stores! { @ $crate::support::torture::is_any; $($tests)* } };
+    ($($tests:tt)*) => { $crate::support::on_both_stores! { @ $crate::support::endure::is_any; $($tests)* } };
 }
 pub(crate) use on_both_stores;
 

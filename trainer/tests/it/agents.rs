@@ -1,6 +1,6 @@
 //! What OpenHands sent, from sessions into a step: the way of its tokens until they are in a checkpoint.
 //!
-//! `make test-openhands` does the same with OpenHands itself and all programs as processes.
+//! `make outside NAME=openhands` does the same with OpenHands itself and all programs as processes.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! A whole group of OpenHands, from a failing test to a checkpoint: `make test-openhands`.
+//! A whole group of OpenHands, from a failing test to a checkpoint: `make outside NAME=openhands`.
 //!
 //! It runs the commands of the section `A group, end to end` of `docs/connect.md` as they are printed, with the fake
 //! engine in the place of a real one. The engine answers each rollout differently, so that two of four repair the file.

@@ -6,7 +6,7 @@
 //!
 //! With the address of an engine in `FOREBAY_ENGINE_PROCESSED` or `FOREBAY_ENGINE_RAW`, the tests whose engine has these
 //! log-probabilities ask it instead, and write the files anew, to the folder `FOREBAY_RECORDINGS` if it is named.
-//! `make test-engines` does that, and compares the fields with those of the files here.
+//! `make outside NAME=engines` does that, and compares the fields with those of the files here.
 
 use std::{
     collections::VecDeque,

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use super::support::{CONFIG, scored, seeds, sequences};
 use crate::{
     facades::start_process,
-    support::{eventually, fresh_database, process::Service, torture},
+    support::{endure, eventually, fresh_database, process::Service},
 };
 
 /// Sequences of a group.
@@ -183,8 +183,8 @@ async fn trainer(http: reqwest::Client, url: String, run: Shared, until_empty: b
 async fn survive(database: &str, what: &str) {
     const LANES: usize = 2;
     let (folder, http) = (tempfile::tempdir().expect("a temporary folder can be made"), crate::support::http());
-    let mut random = StdRng::seed_from_u64(torture::seed());
-    let (run, kills) = (Shared::default(), torture::size(6, 100));
+    let mut random = StdRng::seed_from_u64(endure::seed());
+    let (run, kills) = (Shared::default(), endure::size(6, 100));
     // The group that each environment posts next.
     let mut next: Vec<usize> = (0..LANES).collect();
     for _ in 0..kills {
@@ -222,7 +222,7 @@ async fn survive(database: &str, what: &str) {
         run.done.len(),
         run.repeated
     );
-    torture::report(&format!("kill -9 of a run of Atropos, {what}"), kills, &outcome);
+    endure::report(&format!("kill -9 of a run of Atropos, {what}"), kills, &outcome);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

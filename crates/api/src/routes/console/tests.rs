@@ -33,7 +33,7 @@ fn all_files() -> BTreeSet<String> {
     found
 }
 
-/// What only the type checker of `make test-console` reads.
+/// What only the type checker of `make test ONLY=console` reads.
 fn is_for_the_checker(path: &str) -> bool {
     path.ends_with(".d.ts") || ["package.json", "package-lock.json", "tsconfig.json"].contains(&path)
 }
