@@ -171,7 +171,6 @@ impl Stream {
     }
 }
 
-/// A body of JSON.
 pub(crate) fn json(body: impl Into<Body>) -> Response {
     let mut response = Response::new(body.into());
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));

@@ -476,7 +476,6 @@ pub(crate) fn answer_bytes(completion: &Completion) -> usize {
     texts.chain(calls).sum::<usize>() + 7 * completion.prompt_tokens.len() + 19 * completion.tokens.len()
 }
 
-/// The number in a header.
 pub(crate) fn number(headers: &HeaderMap, name: &str) -> Option<u32> {
     let text = headers.get(name)?.to_str().ok()?.trim();
     // Some clients write seconds with a fraction.

@@ -143,7 +143,6 @@ impl SessionHistory {
         self.policies.entry(policy.clone()).or_default().history().record(request)
     }
 
-    /// Adds a call.
     pub(crate) fn add(&mut self, call: &Recorded<'_>, holds: Holds) {
         if self.known.has(call.seq) {
             return;

@@ -63,11 +63,9 @@ const FIRST_PROBE_WAIT: Duration = Duration::from_secs(10);
 #[derive(Debug, thiserror::Error)]
 #[error("upstream `{name}`: {why}")]
 pub struct UpstreamError {
-    /// Its name.
     pub name: String,
     /// The key of the configuration that is wrong.
     pub key: &'static str,
-    /// Why.
     pub why: String,
 }
 

@@ -79,7 +79,6 @@ pub(crate) struct Group {
     pub(crate) rollouts: Vec<Rollout>,
 }
 
-/// One rollout.
 pub(crate) struct Rollout {
     pub(crate) reward: f64,
     pub(crate) content: Content,
@@ -89,8 +88,11 @@ pub(crate) struct Rollout {
 pub(crate) enum Content {
     /// Token ids, as a token-level trainer needs them.
     Tokens(Vec<Segment>),
-    /// A question and its answer.
-    Text { question: String, answer: String, words: u64 },
+    Text {
+        question: String,
+        answer: String,
+        words: u64,
+    },
 }
 
 /// A prompt and the response to it.

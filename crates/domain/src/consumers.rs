@@ -5,7 +5,6 @@ use crate::{clock::Timestamp, ids::PolicyName};
 /// A consumer that waits at a process.
 #[derive(Clone, Debug)]
 pub struct ConsumerWait {
-    /// The policy.
     pub policy: PolicyName,
     /// Its name; empty if it has none.
     pub consumer: String,

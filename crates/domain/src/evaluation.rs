@@ -43,7 +43,6 @@ pub struct EvaluationRequest {
     pub rules: Arc<Rules>,
     /// Whether the rules are those of groups that are opened now.
     pub is_current: bool,
-    /// Its versions.
     pub versions: ResolvedVersions,
     /// The policy's version.
     pub current: Version,
@@ -69,7 +68,6 @@ impl PartialEq for EvaluationRequest {
 /// The result of the filters of some rules on a rollout.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FilterVerdict {
-    /// The filter that matched, and its action.
     pub matched: Option<(String, FilterAction)>,
     /// Filters before it that could not be evaluated.
     pub failed: Vec<String>,

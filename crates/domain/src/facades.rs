@@ -9,7 +9,6 @@ pub struct FacadeState {
     pub body: String,
 }
 
-/// A ready group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ReadyGroup {
     /// Label of its environment.

@@ -69,7 +69,6 @@ pub struct Member {
     pub verdict: Verdict,
     /// Its reward, if it counts in the baseline.
     pub reward: Option<f64>,
-    /// Segments.
     pub segments: u32,
     /// Segments with a trained token.
     pub trained_segments: u32,
@@ -117,7 +116,6 @@ pub struct GroupTotals {
     pub trained_samples: u64,
     /// Prompt and response tokens.
     pub tokens: u64,
-    /// Trained tokens.
     pub trained_tokens: u64,
     /// Sum of the rewards of kept rollouts.
     pub reward_sum: f64,

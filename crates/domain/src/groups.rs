@@ -10,9 +10,7 @@ use crate::{
 /// A request to decide an open group.
 #[derive(Clone, Debug)]
 pub struct CloseGroup {
-    /// Policy.
     pub policy: PolicyName,
-    /// The group.
     pub group_id: GroupId,
     /// Who closes it.
     pub by: Option<CallerId>,
@@ -23,9 +21,7 @@ pub struct CloseGroup {
 /// A request to discard a group.
 #[derive(Clone, Debug)]
 pub struct DiscardGroup {
-    /// Policy.
     pub policy: PolicyName,
-    /// The group.
     pub group_id: GroupId,
     /// The reason that the caller gave.
     pub reason: String,
@@ -38,7 +34,6 @@ pub struct DiscardGroup {
 /// A group that the sweep decided.
 #[derive(Clone, Debug)]
 pub struct DecidedGroup {
-    /// Its policy.
     pub policy: PolicyName,
     /// The group as decided.
     pub group: Group,
@@ -51,7 +46,6 @@ pub struct Group {
     pub group_pk: GroupPk,
     /// The run of the policy that it belongs to.
     pub run: Run,
-    /// Its id.
     pub group_id: String,
     /// Its places and rollouts.
     pub fill: GroupFill,
@@ -65,7 +59,6 @@ pub struct Group {
     pub min_size: u32,
     /// The number of rollouts that arrived after the decision.
     pub late: u32,
-    /// Its batch.
     pub batch_id: Option<BatchId>,
     /// The number of tokens of its kept and masked rollouts; none while it is open.
     pub tokens: Option<u64>,
@@ -73,7 +66,6 @@ pub struct Group {
     pub trained_tokens: Option<u64>,
     /// Versions of its trained tokens.
     pub trained_versions: Option<TrainedVersions>,
-    /// The mean of its rewards.
     pub reward_mean: Option<f64>,
     /// The lowest of its rewards.
     pub reward_min: Option<f64>,

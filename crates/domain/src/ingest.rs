@@ -44,7 +44,6 @@ impl Ingest {
 /// Rollouts that are stored together, and the sessions that end with them.
 #[derive(Clone, Debug, Default)]
 pub struct Bundle {
-    /// The rollouts.
     pub rollouts: Vec<NewRollout>,
     /// The sessions that recorded rollouts of the bundle.
     pub ends: Vec<EndSession>,
@@ -64,17 +63,13 @@ impl std::ops::Deref for Bundle {
     }
 }
 
-/// The outcome of one bundle.
 pub type BundleOutcome = Result<Vec<Ingested>, Refusal>;
 
 /// The outcome of one rollout.
 #[derive(Clone, Debug)]
 pub struct Ingested {
-    /// Its policy.
     pub policy: PolicyName,
-    /// Its id.
     pub rollout_id: RolloutId,
-    /// Its group.
     pub group_id: GroupId,
     /// The execution that it belongs to.
     pub execution_id: ExecutionId,

@@ -20,7 +20,6 @@ use crate::{
 /// A request for a batch.
 #[derive(Clone, Debug)]
 pub struct Claim {
-    /// Policy.
     pub policy: PolicyName,
     /// The consumer that asks.
     pub consumer: Option<ConsumerName>,
@@ -95,9 +94,7 @@ pub enum Claimed {
 /// Proof that the caller holds a lease.
 #[derive(Clone, Debug)]
 pub struct LeaseProof {
-    /// The batch.
     pub batch_id: BatchId,
-    /// The token.
     pub lease: LeaseToken,
     /// Epoch of the caller.
     pub epoch: Option<Epoch>,
@@ -119,7 +116,6 @@ pub struct Extend {
 pub struct Ack {
     /// The holder of the lease.
     pub proof: LeaseProof,
-    /// The step.
     pub step: Step,
 }
 
@@ -137,7 +133,6 @@ pub struct Nack {
 /// Leases of a policy that one sweep found expired.
 #[derive(Clone, Debug)]
 pub struct ExpiredLeases {
-    /// The policy.
     pub policy: PolicyName,
     /// The number of leases.
     pub leases: u64,
@@ -148,13 +143,10 @@ pub struct ExpiredLeases {
 pub struct Batch {
     /// Key of the row.
     pub batch_pk: BatchPk,
-    /// Its id.
     pub batch_id: BatchId,
-    /// Its policy.
     pub policy: PolicyName,
     /// Key of the policy's row.
     pub policy_pk: PolicyPk,
-    /// Its state.
     pub state: BatchState,
     /// Why it was given back or quarantined.
     pub reason: Option<String>,
@@ -213,7 +205,6 @@ impl Batch {
 /// Which batches to list.
 #[derive(Clone, Debug, Default)]
 pub struct BatchFilter {
-    /// Policy.
     pub policy: PolicyName,
     /// Only batches in this state.
     pub state: Option<BatchState>,
@@ -226,7 +217,6 @@ pub struct BatchFilter {
 /// A request to deliver a quarantined batch again.
 #[derive(Clone, Debug)]
 pub struct Readmit {
-    /// The batch.
     pub batch_id: BatchId,
     /// Who readmits it.
     pub by: Option<CallerId>,

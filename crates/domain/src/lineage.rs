@@ -8,9 +8,7 @@ use crate::{
 /// A report that a step was saved durably.
 #[derive(Clone, Debug)]
 pub struct Checkpoint {
-    /// Policy.
     pub policy: PolicyName,
-    /// The step.
     pub step: Step,
     /// Whether a step above the last acked one is accepted.
     pub force: bool,
@@ -32,7 +30,6 @@ pub struct Checkpointed {
 /// A request to restart a trainer.
 #[derive(Clone, Debug)]
 pub struct Resume {
-    /// Policy.
     pub policy: PolicyName,
     /// The last saved step.
     pub step: Option<Step>,
@@ -70,7 +67,6 @@ pub struct Resumed {
 /// A request to start the policy afresh.
 #[derive(Clone, Debug)]
 pub struct Reset {
-    /// Policy.
     pub policy: PolicyName,
     /// Epoch of the caller.
     pub epoch: Option<Epoch>,
@@ -99,9 +95,7 @@ pub const VERSION_RISE_MAX: i64 = 1 << 41;
 /// A new weight version.
 #[derive(Clone, Debug)]
 pub struct Publish {
-    /// Policy.
     pub policy: PolicyName,
-    /// The version.
     pub version: Version,
     /// The step after which the weights were taken.
     pub step: Option<Step>,

@@ -5,7 +5,6 @@ use crate::ids::{PolicyName, ReplicaId};
 /// What a waiter waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Awaited {
-    /// A batch.
     Batch,
     /// A new weight version.
     Version,

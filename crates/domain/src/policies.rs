@@ -14,7 +14,6 @@ use crate::{
 /// What metrics show of a policy, besides its tallies.
 #[derive(Clone, Debug)]
 pub struct PolicyGauges {
-    /// The policy.
     pub policy: Policy,
     /// The metrics of its newest batch; empty if this run has none.
     pub newest_metrics: BTreeMap<String, f64>,
@@ -25,7 +24,6 @@ pub struct PolicyGauges {
 pub struct Policy {
     /// Key of the row.
     pub policy_pk: PolicyPk,
-    /// Name.
     pub name: PolicyName,
     /// Its rules. They decide groups opened from now on, and apply to the next call on any group otherwise.
     pub rules: Arc<Rules>,
@@ -56,9 +54,7 @@ pub struct Policy {
 /// A request to write the rules of a policy.
 #[derive(Clone, Debug)]
 pub struct WriteRules {
-    /// Policy.
     pub policy: PolicyName,
-    /// Its rules.
     pub rules: Arc<Rules>,
     /// What happens if the policy exists.
     pub existing: ExistingPolicy,
@@ -121,7 +117,6 @@ pub struct WaitingConsumer {
 /// A batch under a lease.
 #[derive(Clone, Debug)]
 pub struct HeldBatch {
-    /// The batch.
     pub batch_id: BatchId,
     /// Who holds it; empty if it has no name.
     pub consumer: String,
@@ -133,10 +128,8 @@ pub struct HeldBatch {
     pub attempt: u32,
 }
 
-/// An open group.
 #[derive(Clone, Debug)]
 pub struct OpenGroup {
-    /// Its id.
     pub group_id: String,
     /// Its places and rollouts.
     pub fill: GroupFill,
@@ -145,17 +138,13 @@ pub struct OpenGroup {
 /// Which environments to read.
 #[derive(Clone, Debug)]
 pub struct ReadEnvironments {
-    /// The policy.
     pub policy: PolicyPk,
-    /// The run.
     pub run: Run,
-    /// The labels.
     pub labels: Vec<String>,
     /// The most ready groups that are counted of each.
     pub ready_max: u32,
 }
 
-/// The groups of environments.
 #[derive(Clone, Debug, Default)]
 pub struct EnvironmentGroups {
     /// Ready groups, of the environments that have some.

@@ -9,7 +9,6 @@ use crate::{
 /// A request to ack what a consumer holds.
 #[derive(Clone, Debug)]
 pub struct AckReads {
-    /// Policy.
     pub policy: PolicyName,
     /// The holder of the leases.
     pub consumer: ConsumerName,
@@ -35,14 +34,12 @@ pub struct MarkRead {
 pub struct ReleaseRead {
     /// Policy of the batch.
     pub policy: PolicyName,
-    /// The lease.
     pub proof: LeaseProof,
 }
 
 /// A request to end the leases of consumers.
 #[derive(Clone, Debug)]
 pub struct GiveBackReads {
-    /// Policy.
     pub policy: PolicyName,
     /// The holders.
     pub consumers: [ConsumerName; 2],

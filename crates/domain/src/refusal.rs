@@ -60,7 +60,6 @@ pub enum Refusal {
     /// The size of a group is fixed by its first rollout.
     #[error("group `{group_id}` has size {size}, fixed by its first rollout")]
     GroupSizeConflict {
-        /// The id of the group.
         group_id: String,
         /// The index of the rollout in the bundle.
         index: usize,
@@ -175,11 +174,9 @@ pub enum Refusal {
     /// The teacher of a policy did not score the segments of a session.
     #[error("the teacher `{teacher}` of policy `{policy}` cannot score segments now, and nothing was changed: {why}")]
     TeacherFailed {
-        /// The policy.
         policy: PolicyName,
         /// The name of the upstream.
         teacher: String,
-        /// Why.
         why: String,
     },
     /// A rule gives the policy no room for another rollout.

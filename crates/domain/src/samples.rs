@@ -21,17 +21,12 @@ use crate::{
 pub struct SealedRow {
     /// Key of the row.
     pub rollout_pk: RolloutPk,
-    /// Its group's id.
     pub group_id: String,
-    /// Its id.
     pub rollout_id: String,
-    /// Its verdict.
     pub verdict: Verdict,
     /// Reward as sent.
     pub reward: Option<f64>,
-    /// Its version.
     pub policy_version: Version,
-    /// Segments.
     pub segments: u32,
     /// Prompt and response tokens.
     pub tokens: u64,
@@ -46,17 +41,13 @@ pub struct SealedRow {
 /// A rollout of a batch, kept or masked, without its payload.
 #[derive(Clone, Debug)]
 pub struct BatchMember {
-    /// Its row.
     pub row: SealedRow,
-    /// Its group.
     pub group_pk: GroupPk,
-    /// Advantage.
     pub advantage: f64,
     /// Segments with a trained token.
     pub trained_segments: u32,
     /// Tokens of each segment; none if it has at most one segment.
     pub segment_tokens: Option<Vec<u64>>,
-    /// Trained tokens.
     pub trained_tokens: u64,
     /// Tokens of versions below this one are delivered with mask 0.
     pub mask_below: Option<Version>,
@@ -90,9 +81,7 @@ impl AsRef<SealedRow> for BatchMember {
 /// A rollout to look at.
 #[derive(Clone, Debug)]
 pub struct FindContent {
-    /// Its policy.
     pub policy: PolicyName,
-    /// Its id.
     pub rollout_id: RolloutId,
 }
 
@@ -114,7 +103,6 @@ pub struct StoredContent {
 pub struct StoredPayload {
     /// Key of the rollout.
     pub rollout_pk: RolloutPk,
-    /// The payload.
     pub payload: Payload,
 }
 

@@ -59,7 +59,6 @@ pub struct NewSession {
 /// A session that was opened, now or before.
 #[derive(Clone, Debug)]
 pub struct OpenedSession {
-    /// Its id.
     pub session_id: SessionId,
     /// When it expires at the latest.
     pub expires_at: Timestamp,
@@ -72,9 +71,7 @@ pub struct OpenedSession {
 pub struct Session {
     /// Its row.
     pub session_pk: SessionPk,
-    /// Its id.
     pub session_id: SessionId,
-    /// Its state.
     pub state: SessionState,
     /// Why it was aborted or expired.
     pub reason: Option<String>,
@@ -124,15 +121,12 @@ impl Session {
 /// A policy whose rollout a session records.
 #[derive(Clone, Debug)]
 pub struct SessionPolicy {
-    /// Its name.
     pub policy: PolicyName,
     /// Run in which the session was opened.
     pub run: Run,
-    /// Its current run.
     pub current_run: Run,
     /// The version that was current when the session was opened.
     pub version: Version,
-    /// Its current version.
     pub current_version: Version,
     /// The size of the group, which the session was opened with.
     pub group_size: u32,
@@ -172,10 +166,8 @@ pub struct SessionFilter {
     pub limit: u32,
 }
 
-/// A call to record.
 #[derive(Clone, Debug)]
 pub struct RecordCall {
-    /// Its session.
     pub session_pk: SessionPk,
     /// The policy whose rollout it belongs to.
     pub policy: PolicyName,
@@ -205,7 +197,6 @@ pub struct RecordCall {
     pub segments: u64,
     /// By how much it can increase the tokens of the segments.
     pub tokens: u64,
-    /// The bounds of the session.
     pub bounds: SessionBounds,
     /// The time of the record.
     pub now: Timestamp,
@@ -263,7 +254,6 @@ pub struct RecordedCall {
 /// Which session is in use.
 #[derive(Clone, Copy, Debug)]
 pub struct KeepSession {
-    /// The session.
     pub session_pk: SessionPk,
     /// Service time.
     pub now: Timestamp,
@@ -272,7 +262,6 @@ pub struct KeepSession {
 /// Which answer to find.
 #[derive(Clone, Debug)]
 pub struct FindAnswer {
-    /// The session.
     pub session_pk: SessionPk,
     /// The API that the agent uses.
     pub dialect: String,
@@ -287,7 +276,6 @@ pub struct FindAnswer {
 /// A recorded answer.
 #[derive(Clone, Debug)]
 pub struct StoredAnswer {
-    /// The call.
     pub call: RecordedCall,
     /// Packed text of the response.
     pub response: Vec<u8>,
@@ -323,7 +311,6 @@ pub struct StoredCall {
     pub delivery: Delivery,
     /// When it ended.
     pub ended_at: Timestamp,
-    /// Its columns.
     pub columns: CallColumns,
 }
 
@@ -358,7 +345,6 @@ impl Delivery {
 /// The end of a session, in the transaction that ingests its rollouts.
 #[derive(Clone, Debug)]
 pub struct EndSession {
-    /// The session.
     pub session_pk: SessionPk,
     /// The number of its calls. If more were recorded meanwhile, the end is refused.
     pub calls: u32,
@@ -368,7 +354,6 @@ pub struct EndSession {
     pub state: SessionState,
     /// Why it was aborted or expired.
     pub reason: Option<String>,
-    /// Digest of the request.
     pub request: ContentDigest,
     /// The number of its rollouts in the bundle, which follow those of the session before.
     pub rollouts: usize,

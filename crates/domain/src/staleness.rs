@@ -14,7 +14,6 @@ use crate::ids::Version;
 pub struct TrainedSpan {
     /// Index of the segment.
     pub segment: u32,
-    /// The version.
     pub version: Version,
     /// Tokens with mask 1.
     pub tokens: u64,
@@ -35,9 +34,7 @@ impl From<TrainedSpan> for (u32, i64, u64) {
 /// The oldest and the newest version of some trained tokens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TrainedVersions {
-    /// The oldest version.
     pub oldest: Version,
-    /// The newest version.
     pub newest: Version,
 }
 

@@ -86,7 +86,6 @@ impl Verdict {
 }
 
 named_states! {
-    /// The state of a group.
     GroupState {
         /// The group takes rollouts.
         ///
@@ -384,7 +383,6 @@ pub const fn rollout_state(verdict: Verdict, group: GroupState, batch: Option<Ba
 }
 
 named_states! {
-    /// The state of a session.
     SessionState {
         /// The agent makes calls.
         ///

@@ -23,7 +23,6 @@ pub enum LoneSurrogates {
 }
 
 impl LoneSurrogates {
-    /// JSON as it is stored.
     pub fn stored(self, json: &RawValue) -> Cow<'_, RawValue> {
         match (self, replace_lone_surrogates(json.get())) {
             (Self::Replace, Cow::Owned(text)) => {

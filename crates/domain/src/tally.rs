@@ -35,13 +35,10 @@ pub enum Tally {
     Reward,
     /// Rollouts whose producer sent no version.
     AssumedVersion,
-    /// Rollouts in a state.
     Rollouts(RolloutState),
     /// Rollouts whose tombstones were deleted.
     Forgotten,
-    /// Groups in a state.
     Groups(GroupState),
-    /// Batches in a state.
     Batches(BatchState),
     /// Sessions in a state that record rollouts of the policy.
     Sessions(SessionState),

@@ -94,7 +94,6 @@ pub struct Facts {
     pub trained_segments: u32,
     /// Prompt and response tokens.
     pub tokens: u64,
-    /// Response tokens.
     pub response_tokens: u64,
     /// Response tokens with mask 1.
     pub trained_tokens: u64,

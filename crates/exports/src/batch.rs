@@ -222,7 +222,6 @@ fn malformed(column: &str, why: impl std::fmt::Display) -> ArrowError {
     ArrowError::ParseError(format!("column {column}: {why}"))
 }
 
-/// The rows of a record batch.
 struct Rows<'b>(&'b RecordBatch);
 
 impl Rows<'_> {

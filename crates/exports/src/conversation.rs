@@ -46,7 +46,6 @@ pub struct Unreadable {
 pub struct UnreadableMessage {
     /// The row from which it is missing, counted from 0; none if the row is left out.
     pub row: Option<u64>,
-    /// The id of its rollout.
     pub rollout_id: String,
     /// Its index in the messages of the rollout.
     pub index: usize,

@@ -23,7 +23,6 @@ use crate::{
 /// Pairs that are written to Parquet at once.
 const BATCH_PAIRS: usize = 64;
 
-/// A pair.
 #[derive(Serialize)]
 struct Pair {
     prompt: Vec<Message>,

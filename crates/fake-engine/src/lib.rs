@@ -46,7 +46,6 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// A text.
     #[must_use]
     pub fn text(text: &str) -> Self {
         Self { content: text.to_owned(), ..Self::default() }
@@ -182,7 +181,6 @@ pub enum VersionReport {
     Spans,
     /// The weights that sampled the last id.
     Last,
-    /// Nothing.
     Nothing,
 }
 
@@ -229,7 +227,6 @@ pub enum LogprobFault {
 /// A request that the engine has received.
 #[derive(Clone, Debug)]
 pub struct Received {
-    /// The path.
     pub path: String,
     /// The headers, with names in lower case.
     pub headers: BTreeMap<String, String>,

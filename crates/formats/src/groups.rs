@@ -15,7 +15,6 @@ use crate::importer::Importer;
 /// The group with the most rollouts, if that is more than its size.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Overfull {
-    /// The id of the group.
     pub group_id: String,
     /// How many rollouts the sources have of it.
     pub rollouts: u64,

@@ -44,7 +44,6 @@ pub use self::{
 /// Every format, in the order of their names.
 pub const FORMATS: &[Format] = &[atif::FORMAT, chat::FORMAT, forebay::FORMAT, nemo_gym::FORMAT, verifiers::FORMAT];
 
-/// The format with this name.
 #[must_use]
 pub fn format(name: &str) -> Option<&'static Format> {
     FORMATS.iter().find(|format| format.name == name)

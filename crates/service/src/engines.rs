@@ -23,7 +23,6 @@ pub enum NoUpstream {
     /// There is one, but its answers cannot be recorded now.
     #[error("upstream `{name}` is not ready: {why}")]
     NotReady {
-        /// Its name.
         name: String,
         /// What is wrong, and what to do.
         why: String,

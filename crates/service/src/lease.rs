@@ -50,7 +50,6 @@ pub const WAIT_MS_MAX: u64 = 60_000;
 /// ```
 #[derive(Clone, Debug)]
 pub struct LeaseRequest {
-    /// Policy.
     pub policy: PolicyName,
     /// The consumer that asks.
     pub consumer: Option<ConsumerName>,
@@ -105,9 +104,7 @@ pub struct Leased {
 /// The holder of a lease, as the caller names it.
 #[derive(Clone, Debug)]
 pub struct Holder {
-    /// The batch.
     pub batch_id: BatchId,
-    /// The token.
     pub lease: LeaseToken,
     /// Epoch of the caller.
     pub epoch: Option<Epoch>,
@@ -259,7 +256,6 @@ impl Buffer {
         Ok(batch)
     }
 
-    /// One batch.
     #[instrument(level = "debug", skip_all, fields(batch.id = %batch_id))]
     pub async fn batch(&self, batch_id: BatchId) -> Result<Batch, BufferError> {
         let batch = self.store.read(FindBatch(batch_id)).await?;

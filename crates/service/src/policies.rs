@@ -30,9 +30,7 @@ const READY_COUNTED: u32 = 1_000;
 /// A policy with the contents of its buffer.
 #[derive(Clone, Debug)]
 pub struct PolicyOverview {
-    /// The policy.
     pub policy: Policy,
-    /// Its tallies.
     pub tallies: Tallies,
     /// What its trainer is waiting for.
     pub waiting: WaitingFor,
@@ -106,7 +104,6 @@ impl Buffer {
         }
     }
 
-    /// One policy.
     #[instrument(level = "debug", skip_all, fields(policy.name = %name))]
     pub async fn policy(&self, name: &PolicyName) -> Result<PolicyOverview, BufferError> {
         let policy = existing_policy(self, name).await?;
@@ -177,7 +174,6 @@ impl Buffer {
     }
 }
 
-/// A policy that exists.
 pub(crate) async fn existing_policy(buffer: &Buffer, name: &PolicyName) -> Result<Policy, BufferError> {
     let policy = buffer.store.read(FindPolicy(name.clone())).await?;
     policy.ok_or_else(|| Refusal::UnknownPolicy(name.clone()).into())

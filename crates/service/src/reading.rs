@@ -29,7 +29,6 @@ pub const READ_LEASE_S: u64 = 86_400;
 /// A consumer whose reads ack its previous ones.
 #[derive(Clone, Debug)]
 pub struct Reader {
-    /// Policy.
     pub policy: PolicyName,
     /// The holder of what was read.
     consumer: ConsumerName,

@@ -44,7 +44,6 @@ const ANSWER_POLL_INTERVAL: Duration = Duration::from_millis(50);
 enum Found {
     /// It advanced as the clock of this machine did.
     Agrees,
-    /// It stepped.
     Stepped,
     /// It is ahead, and other replicas have reached that time: this process was suspended.
     Missed,

@@ -51,7 +51,6 @@ use tracing::instrument;
 use crate::{Buffer, error::BufferError, policies};
 
 impl Buffer {
-    /// One session.
     #[instrument(level = "debug", skip_all, fields(session.id = %session_id))]
     pub async fn session(&self, session_id: SessionId) -> Result<Session, BufferError> {
         Ok(self.store.read(FindSession(session_id)).await?.ok_or(Refusal::Unknown("the session"))?)

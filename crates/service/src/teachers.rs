@@ -23,7 +23,6 @@ pub trait Teachers: Send + Sync + 'static {
 /// A segment without scores.
 #[derive(Clone, Copy, Debug)]
 pub struct Unscored<'a> {
-    /// All of its ids.
     pub ids: &'a [i32],
     /// How many of them are the prompt.
     pub prompt: usize,

@@ -127,7 +127,6 @@ fn copy_whole(from: &Path, staged: &Path, previous: Option<&Path>) -> Result<u64
     Err(BackupError::Moving)
 }
 
-/// The segment files of an earlier copy.
 fn earlier_files(copy: &Path) -> Result<Option<SegmentFolder>, BackupError> {
     crate::open::check_exists(copy)?;
     let named = NamedFiles::read(copy);

@@ -22,7 +22,6 @@ pub fn check_objects_url(url: &str) -> Result<(), String> {
 
 /// A store that was opened.
 pub struct Opened {
-    /// The store.
     pub store: Arc<Store>,
     /// Whether the database was created, so that it is empty.
     pub is_new: bool,

@@ -77,7 +77,6 @@ pub enum RestoreError {
 /// The result of a restore.
 #[derive(Debug)]
 pub struct Restored {
-    /// The database.
     pub database: PathBuf,
     /// The path of the replaced database, with its log beside it, if there was one.
     pub replaced: Option<PathBuf>,

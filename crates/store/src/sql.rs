@@ -241,7 +241,6 @@ impl<'c> Tx<'c> {
         self.connection.takes_arrays()
     }
 
-    /// All rows of a statement.
     pub(super) async fn fetch_all(&mut self, statement: Statement, args: Vec<Arg>) -> Result<Vec<Row>, StoreError> {
         self.connection.fetch(statement, args).await
     }

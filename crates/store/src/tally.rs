@@ -24,7 +24,6 @@ const REWARD_TALLY_MAX: f64 = 1e15;
 /// Groups in the same state, with their totals.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct CountedGroups {
-    /// The state of the groups.
     pub(super) state: GroupState,
     /// The state of the batch that they are part of, or become part of.
     pub(super) batch: Option<BatchState>,

@@ -45,7 +45,6 @@ pub(crate) struct PlaceArgs {
 
 /// A page of an export.
 pub(super) enum Page {
-    /// Rollouts.
     Rollouts(Vec<ExportedRollout>),
     /// Rows, as the service wrote them.
     Batch(RecordBatch),

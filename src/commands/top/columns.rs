@@ -15,9 +15,7 @@ pub(super) const GAP: usize = 2;
 /// The sentence of a policy is a column only if at least this much of it is visible.
 const SENTENCE_MIN: usize = 30;
 
-/// A column.
 pub(super) struct Column {
-    /// Title.
     pub(super) title: &'static str,
     /// Whether it is aligned to the right.
     pub(super) is_number: bool,

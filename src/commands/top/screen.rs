@@ -28,7 +28,6 @@ pub(super) enum Wish {
 
 /// The reasons of one policy, on top of the overview.
 pub(super) struct Reading {
-    /// The policy.
     pub(super) policy: String,
     /// Its reasons, when the service has answered. `Err` says why it cannot be shown.
     pub(super) why: Option<Result<Box<PolicyWhy>, String>>,
@@ -36,7 +35,6 @@ pub(super) struct Reading {
     pub(super) scroll: usize,
 }
 
-/// The screen.
 pub(super) struct Screen {
     /// URL of the service.
     pub(super) url: String,
@@ -80,7 +78,6 @@ impl Screen {
         self.shown.at?.checked_add(passed).ok()
     }
 
-    /// The chosen policy.
     pub(super) fn chosen(&self) -> Option<&OverviewPolicy> {
         self.shown.policies.get(self.table.selected()?)
     }

@@ -60,7 +60,6 @@ pub(crate) fn query<T: DeserializeOwned>(uri: &Uri) -> Result<T, Failure> {
     })
 }
 
-/// The policy in a path.
 pub(crate) struct PolicyPath(pub(crate) PolicyName);
 
 impl FromRequestParts<Api> for PolicyPath {
@@ -126,7 +125,6 @@ impl FromRequestParts<Api> for FormatPath {
     }
 }
 
-/// The key in a path.
 pub(crate) struct KeyPath(pub(crate) KeyId);
 
 impl FromRequestParts<Api> for KeyPath {

@@ -202,7 +202,6 @@ pub struct KeyFilter {
 /// When a key was last accepted.
 #[derive(Clone, Debug)]
 pub struct KeyUse {
-    /// The key.
     pub key_id: KeyId,
     /// The time.
     pub used_at: Timestamp,

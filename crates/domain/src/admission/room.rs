@@ -75,7 +75,6 @@ pub struct Share {
 /// What is ready for the next batch.
 #[derive(Clone, Debug, Default)]
 pub struct NextBatch {
-    /// Ready groups.
     pub ready_groups: u64,
     /// Environments with a minimum share.
     pub shares: Vec<Share>,

@@ -17,15 +17,10 @@ pub const SEAL_BYTES: usize = 16;
 /// The parts of a rollout's row that no later stage changes.
 #[derive(Clone, Copy, Debug)]
 pub struct RolloutSeal<'a> {
-    /// Its id.
     pub rollout_id: &'a str,
-    /// Its group's id.
     pub group_id: &'a str,
-    /// Its verdict.
     pub verdict: Verdict,
-    /// Its reward.
     pub reward: Option<f64>,
-    /// Its version.
     pub policy_version: Version,
     /// Its trained tokens by version, if they are recorded.
     pub trained_spans: Option<&'a [TrainedSpan]>,

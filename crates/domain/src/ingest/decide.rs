@@ -78,7 +78,6 @@ impl GroupFill {
 /// The decision about one rollout.
 #[derive(Clone, Debug, PartialEq)]
 pub struct RolloutDecision {
-    /// The verdict.
     pub verdict: Verdict,
     /// The filter or built-in code that gave the verdict.
     pub reason: Option<String>,

@@ -74,7 +74,6 @@ pub struct Content {
     pub window: Option<TokenWindow>,
     /// The whole segment.
     pub map: Option<TokenMap>,
-    /// The messages.
     pub messages: Option<MessagePage>,
     /// Metadata as sent, if it is not too long.
     pub metadata: Option<Box<RawValue>>,

@@ -55,7 +55,6 @@ pub struct PastGroups {
 /// A group as it was decided.
 #[derive(Clone, Debug)]
 pub struct PastGroup {
-    /// Its id.
     pub group_id: String,
     /// Rules that it was opened with.
     pub rules: Arc<Rules>,
@@ -80,9 +79,7 @@ pub struct PastGroup {
 pub struct PastRollout {
     /// Key of its row.
     pub rollout_pk: RolloutPk,
-    /// Its id.
     pub rollout_id: String,
-    /// Its verdict.
     pub verdict: Verdict,
     /// The reason of its verdict.
     pub reason: Option<String>,
@@ -90,11 +87,9 @@ pub struct PastRollout {
     pub failed_filters: Vec<String>,
     /// Reward as sent.
     pub reward: Option<f64>,
-    /// Its version.
     pub policy_version: Version,
     /// Whether the version was assumed, because the producer sent none. It is then the version at arrival.
     pub version_assumed: bool,
-    /// Segments.
     pub segments: u32,
     /// Prompt and response tokens.
     pub tokens: u64,
@@ -102,7 +97,6 @@ pub struct PastRollout {
     pub trained_tokens: u64,
     /// How its execution ended.
     pub status: Status,
-    /// Response tokens.
     pub response_tokens: u64,
     /// Tokens of its longest segment.
     pub max_segment_tokens: u64,
@@ -125,7 +119,6 @@ pub const IN_PAYLOAD: [&str; 4] = ["reward_components", "metadata", "temperature
 /// A request to try filters.
 #[derive(Clone, Debug)]
 pub struct TryFilters {
-    /// Policy.
     pub policy: PolicyName,
     /// The draft.
     pub filter: Vec<FilterRule>,

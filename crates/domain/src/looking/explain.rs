@@ -31,7 +31,6 @@ const CAUSES_MAX: usize = 8;
 /// The answer to "why?" for a policy.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Explanation {
-    /// Its state.
     pub state: PolicyCondition,
     /// The state in one sentence with its most important numbers.
     pub headline: String,

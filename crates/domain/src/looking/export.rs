@@ -10,9 +10,7 @@ use crate::{
 /// Which rollouts to read next.
 #[derive(Clone, Copy, Debug)]
 pub struct ExportPage {
-    /// Policy.
     pub policy_pk: PolicyPk,
-    /// Run.
     pub run: Run,
     /// The last rollout of the export. Later ones are not read.
     pub last: RolloutPk,
@@ -48,7 +46,6 @@ pub struct ExportedPage {
 /// A rollout of an export, without its payload.
 #[derive(Clone, Debug)]
 pub struct ExportMember {
-    /// Its row.
     pub row: SealedRow,
     /// The number of places of its group.
     pub group_size: u32,
@@ -56,11 +53,9 @@ pub struct ExportMember {
     pub execution_id: ExecutionId,
     /// The reason of its verdict.
     pub reason: Option<String>,
-    /// Its state.
     pub state: RolloutState,
     /// The step that consumed it.
     pub step: Option<Step>,
-    /// Advantage.
     pub advantage: Option<f64>,
     /// Whether its version was assumed.
     pub version_assumed: bool,

@@ -18,7 +18,6 @@ use Reading::{Counter, Gauge};
 /// Which part of the history to read. All numbers are minutes since the Unix epoch.
 #[derive(Clone, Copy, Debug)]
 pub struct ReadHistory {
-    /// The policy.
     pub policy: PolicyPk,
     /// The first minute.
     pub from: i64,
@@ -33,7 +32,6 @@ pub struct ReadHistory {
 pub struct History {
     /// In the order of their minutes. The first one may be older than the part, and has what was counted before.
     pub snapshots: Vec<Snapshot>,
-    /// The totals now.
     pub now: Totals,
 }
 
@@ -44,14 +42,12 @@ pub struct Snapshot {
     pub since: i64,
     /// The minute behind the last one. The snapshot of minute 0 has what was counted before the history begins.
     pub minute: i64,
-    /// The totals.
     pub totals: Totals,
 }
 
 /// The tallies of a policy, and its version.
 #[derive(Clone, Debug, Default)]
 pub struct Totals {
-    /// The tallies.
     pub tallies: Tallies,
     /// The current version.
     pub version: i64,
@@ -90,7 +86,6 @@ const MARGIN: i64 = 30;
 /// What a caller wants to see.
 #[derive(Clone, Debug)]
 pub struct SeriesRequest {
-    /// The policy.
     pub policy: PolicyName,
     /// Begin of the window; an hour before its end when absent.
     pub from: Option<Timestamp>,
@@ -98,7 +93,6 @@ pub struct SeriesRequest {
     pub to: Option<Timestamp>,
     /// Width of a bucket in minutes. Windows that begin long ago get wider buckets.
     pub step: i64,
-    /// The metrics.
     pub metrics: Vec<Metric>,
 }
 

@@ -19,9 +19,7 @@ use crate::{
 /// Which policy to read.
 #[derive(Clone, Copy, Debug)]
 pub struct ReadFacts {
-    /// The policy.
     pub policy: PolicyPk,
-    /// Its run.
     pub run: Run,
     /// The time now.
     pub now: Timestamp,
@@ -81,7 +79,6 @@ pub struct IdMatches {
 /// A rollout or a group whose life is asked for.
 #[derive(Clone, Debug)]
 pub struct FindLife {
-    /// The policy.
     pub policy: PolicyName,
     /// What it is.
     pub of: LifeOf,
@@ -92,9 +89,7 @@ pub struct FindLife {
 /// Whose life is asked for.
 #[derive(Clone, Debug)]
 pub enum LifeOf {
-    /// A rollout.
     Rollout(RolloutId),
-    /// A group.
     Group(GroupId),
 }
 
@@ -118,7 +113,6 @@ pub struct Life {
 /// The rollout that took the last place of a group.
 #[derive(Clone, Debug)]
 pub struct LastMember {
-    /// Its id.
     pub rollout_id: String,
     /// When it arrived.
     pub received_at: Timestamp,

@@ -16,7 +16,6 @@ use serde_json::{Value, json};
 /// Which page of a journal to read.
 #[derive(Clone, Copy, Debug)]
 pub struct ReadJournal {
-    /// The policy.
     pub policy: PolicyPk,
     /// Where the page begins.
     pub from: Cursor,
@@ -40,7 +39,6 @@ pub struct JournalEntry {
 /// Something that a process noticed. Several processes may notice the same.
 #[derive(Clone, Debug)]
 pub struct Notice {
-    /// The policy.
     pub policy: PolicyName,
     /// What it is.
     pub happening: Happening,
@@ -64,7 +62,6 @@ pub enum Happening {
     Reset(Run),
     /// A batch is not delivered any more.
     BatchQuarantined {
-        /// The batch.
         batch: BatchId,
         /// How often its leases ended by expiry or nack.
         failed_deliveries: u32,
@@ -73,7 +70,6 @@ pub enum Happening {
     },
     /// Groups of a batch are not delivered any more.
     GroupsQuarantined {
-        /// The batch.
         batch: BatchId,
         /// How many.
         count: usize,
@@ -86,7 +82,6 @@ pub enum Happening {
     GroupClosed(String),
     /// A group was discarded by hand.
     GroupDiscarded {
-        /// The group.
         group_id: String,
         /// Why.
         reason: String,

@@ -14,9 +14,7 @@ use crate::{
 /// The group of the newest rollout of an execution.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LatestGroup {
-    /// Its id.
     pub group_id: String,
-    /// Its state.
     pub state: GroupState,
 }
 
@@ -25,27 +23,19 @@ pub struct LatestGroup {
 pub struct Story {
     /// The cursor of its entry.
     pub rollout_pk: RolloutPk,
-    /// Policy.
     pub policy: PolicyName,
-    /// Run.
     pub run: Run,
-    /// Its id.
     pub rollout_id: String,
     /// The execution that it belongs to.
     pub execution_id: ExecutionId,
-    /// Its verdict.
     pub verdict: Verdict,
     /// The reason of its verdict.
     pub reason: Option<String>,
     /// Filters that could not be evaluated.
     pub failed_filters: Vec<String>,
-    /// Its state.
     pub state: RolloutState,
-    /// Its group's id.
     pub group_id: String,
-    /// Its group.
     pub group: GroupFill,
-    /// Its group's reason.
     pub group_reason: Option<String>,
     /// Its group's environment.
     pub environment: Option<String>,
@@ -53,11 +43,8 @@ pub struct Story {
     pub batches: Vec<BatchId>,
     /// The step that consumed it.
     pub step: Option<Step>,
-    /// Reward.
     pub reward: Option<f64>,
-    /// Advantage.
     pub advantage: Option<f64>,
-    /// Its version.
     pub policy_version: Version,
     /// Whether the version was assumed, because the producer sent none.
     pub version_assumed: bool,
@@ -125,7 +112,6 @@ impl StoryFilter {
 /// Which groups to list.
 #[derive(Clone, Debug, Default)]
 pub struct GroupFilter {
-    /// Policy.
     pub policy: PolicyName,
     /// Only the group with this id.
     pub group_id: Option<GroupId>,

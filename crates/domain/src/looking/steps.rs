@@ -11,9 +11,7 @@ use crate::{
 /// Which page of steps to read.
 #[derive(Clone, Copy, Debug)]
 pub struct ReadSteps {
-    /// The policy.
     pub policy: PolicyPk,
-    /// The run.
     pub run: Run,
     /// Whether the page begins with the oldest or the newest step.
     pub order: Order,
@@ -26,16 +24,12 @@ pub struct ReadSteps {
 /// The place of a row. A step has a row for each epoch in which it was acked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepCursor {
-    /// The step.
     pub step: i64,
-    /// The epoch.
     pub epoch: i64,
 }
 
-/// A page of steps.
 #[derive(Clone, Debug, Default)]
 pub struct StepPage {
-    /// The steps.
     pub steps: Vec<StepRow>,
     /// Where the next page begins, if there may be one.
     pub next: Option<StepCursor>,
@@ -44,23 +38,16 @@ pub struct StepPage {
 /// A step in one epoch. Sums are of its batches.
 #[derive(Clone, Debug)]
 pub struct StepRow {
-    /// The step.
     pub step: i64,
-    /// The epoch.
     pub epoch: i64,
     /// When its last batch was acked.
     pub acked_at: Timestamp,
-    /// Batches.
     pub batches: i64,
-    /// Groups.
     pub groups: i64,
     /// Groups of several rewards that are all equal.
     pub flat_groups: i64,
-    /// Rollouts.
     pub rollouts: i64,
-    /// Tokens.
     pub tokens: i64,
-    /// Trained tokens.
     pub trained_tokens: i64,
     /// Sum of the rewards that count in the baselines.
     pub reward_sum: f64,
@@ -87,9 +74,7 @@ pub struct StepRow {
 /// Which steps to read together.
 #[derive(Clone, Copy, Debug)]
 pub struct ReadStepBuckets {
-    /// The policy.
     pub policy: PolicyPk,
-    /// The run.
     pub run: Run,
     /// The first step.
     pub from: i64,
@@ -127,9 +112,7 @@ pub struct StepBucket {
     pub reward_all: Option<Spread>,
     /// Mean staleness.
     pub staleness: Option<Spread>,
-    /// Tokens.
     pub tokens: Option<Spread>,
-    /// Groups.
     pub groups: Option<Spread>,
     /// Groups without any difference in their rewards.
     pub flat_groups: Option<Spread>,
@@ -142,7 +125,6 @@ pub struct StepBucket {
 /// A number of several steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Spread {
-    /// The mean.
     pub mean: f64,
     /// The least.
     pub min: f64,

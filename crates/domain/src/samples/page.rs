@@ -32,7 +32,6 @@ pub struct Page {
 /// Some rollouts of a page.
 #[derive(Debug)]
 pub struct Block {
-    /// The rows.
     pub rows: Vec<Row>,
     /// The columns of numbers of all rows.
     pub columns: SegmentColumns,

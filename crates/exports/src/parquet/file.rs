@@ -35,7 +35,6 @@ const ROW_GROUP_BYTES: usize = 32 << 20;
 /// The columns with a value per token. They have no dictionary, which would fill up with the first rows.
 pub(super) const PER_TOKEN: [&str; 4] = ["tokens", "logprobs", "teacher_logprobs", "values"];
 
-/// A file.
 pub(crate) struct File<W: Write + Send> {
     schema: SchemaRef,
     out: SerializedFileWriter<HeldFooter<W>>,

@@ -16,7 +16,6 @@ const TYPE_ORDER: u8 = 0x1c;
 /// The field of `IEEE_754_TOTAL_ORDER`.
 const TOTAL_ORDER: u8 = 0x2c;
 
-/// The bytes of an order.
 const ORDER_BYTES: usize = 3;
 
 /// What follows the orders, which are the last field of the metadata: the end of the metadata, its length, and `PAR1`.

@@ -20,7 +20,6 @@ pub(super) const RETRY_WINDOW_S: i64 = 1_200;
 /// Names the body of a post.
 pub(super) type BodyDigest = [u8; 16];
 
-/// The digest of a body.
 pub(super) fn digest(body: &[u8]) -> BodyDigest {
     let mut digest = [0; 16];
     digest.copy_from_slice(&blake3::hash(body).as_bytes()[..16]);
@@ -125,7 +124,6 @@ impl Post {
         self.is_first
     }
 
-    /// The ids of its groups.
     pub(super) fn names(&self) -> GroupIds {
         GroupIds { digest: self.digest, number: self.number }
     }

@@ -115,7 +115,6 @@ impl Run {
         Ok(answer)
     }
 
-    /// The environment with this id.
     pub(super) fn environment(&self, env_id: i64) -> Option<&Environment> {
         self.environments.get(usize::try_from(env_id).ok()?)
     }

@@ -29,7 +29,6 @@ impl Generation {
         Self { number: self.number + 1, ..self }
     }
 
-    /// The id of its group.
     pub(super) fn group_id(&self) -> GroupId {
         let Self { instance_id, number } = self;
         let id = if *number == 1 && suffix(instance_id).is_none() {

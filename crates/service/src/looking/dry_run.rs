@@ -27,7 +27,6 @@ use tracing::instrument;
 
 use crate::{Buffer, error::BufferError, policies};
 
-/// Groups of one page.
 const PAGE_GROUPS: u32 = 256;
 
 /// The most rollouts of a dry run.

@@ -63,7 +63,6 @@ const MINUTE_US: i64 = 60_000_000;
 /// A policy with its explanation.
 #[derive(Debug)]
 pub struct Insight {
-    /// The policy.
     pub policy: PolicyName,
     /// What is known.
     pub facts: Facts,
@@ -121,7 +120,6 @@ impl<T> Worked<T> {
 }
 
 impl Buffer {
-    /// Why a policy is as it is.
     #[instrument(level = "debug", skip_all, fields(policy.name = %name))]
     pub async fn why(&self, name: &PolicyName) -> Result<Arc<Insight>, BufferError> {
         let policy = policies::existing_policy(self, name).await?;

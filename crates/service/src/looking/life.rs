@@ -35,11 +35,8 @@ const POLICIES_AT_ONCE: u32 = 100;
 /// What an id can name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IdKind {
-    /// A rollout.
     Rollout,
-    /// A group.
     Group,
-    /// A batch.
     Batch,
 }
 
@@ -48,7 +45,6 @@ pub enum IdKind {
 pub struct Askable {
     /// Rollouts and groups.
     pub rollouts: bool,
-    /// Batches.
     pub batches: bool,
 }
 
@@ -57,7 +53,6 @@ pub struct Askable {
 pub struct LifeStory {
     /// What it is.
     pub kind: IdKind,
-    /// Its policy.
     pub policy: PolicyName,
     /// The time of the facts.
     pub at: Timestamp,
@@ -73,7 +68,6 @@ pub struct LifeStory {
     pub also: Vec<(IdKind, PolicyName)>,
 }
 
-/// A step of a life.
 #[derive(Clone, Debug)]
 pub struct LifeStep {
     /// A stable code.
@@ -246,7 +240,6 @@ fn number(value: f64) -> String {
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
-/// The text of a rule.
 fn rule_text(rules: &Rules, name: &str, scope: FilterScope) -> Option<String> {
     let rule = rules.filter.iter().find(|rule| rule.name == name && rule.scope == scope)?;
     let action = match rule.action {

@@ -21,9 +21,7 @@ use crate::Buffer;
 /// A session that has ended.
 #[derive(Clone, Debug)]
 pub struct Ended {
-    /// Its id.
     pub session_id: SessionId,
-    /// Its state.
     pub state: SessionState,
     /// Why it was aborted or expired.
     pub reason: Option<String>,
@@ -48,7 +46,6 @@ pub struct Finish {
 /// A request to end a session without a reward, valid in itself.
 #[derive(Clone, Debug)]
 pub struct Abort {
-    /// The session.
     pub session_id: SessionId,
     /// Why.
     pub reason: String,
@@ -96,7 +93,6 @@ impl Finish {
         Ok(Self { session_id, sent: Arc::new(sent), rewards, content })
     }
 
-    /// The session.
     #[must_use]
     pub fn session_id(&self) -> SessionId {
         self.session_id

@@ -12,7 +12,6 @@ use std::{
 use forebay_domain::ids::SessionId;
 use tokio::sync::watch;
 
-/// The calls in flight, by session.
 #[derive(Debug, Default)]
 pub(crate) struct InFlight(Mutex<HashMap<SessionId, Arc<Calls>>>);
 

@@ -31,7 +31,6 @@ pub struct OpenSession {
 /// A session that is open. The key cannot be read again.
 #[derive(Clone, Debug)]
 pub struct Opened {
-    /// Its id.
     pub session_id: SessionId,
     /// A key for the calls of the agent.
     pub key: SessionKey,

@@ -120,14 +120,12 @@ pub struct NewCall {
 /// The recorded answer to a request that its client repeats.
 #[derive(Clone, Debug)]
 pub struct Replayed {
-    /// The call.
     pub call: RecordedCall,
     /// The response, as JSON.
     pub response: String,
 }
 
 impl CallPermit {
-    /// The session.
     #[must_use]
     pub fn session_id(&self) -> SessionId {
         self.session.session_id

@@ -44,9 +44,7 @@ pub(super) struct OfPolicy {
 
 /// A rollout that is not packed yet.
 pub(super) struct AssembledRollout {
-    /// Its session.
     pub(super) session_id: SessionId,
-    /// Its policy.
     pub(super) policy: PolicyName,
     /// The teacher that scores its segments.
     pub(super) teacher: Option<String>,

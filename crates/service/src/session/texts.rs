@@ -71,7 +71,6 @@ impl RecordedTexts {
 #[derive(Debug, Default)]
 pub struct TextPage(Vec<CallTexts>);
 
-/// The texts of one call.
 #[derive(Clone, Debug)]
 pub struct CallText {
     /// The part of the request that is kept, as JSON.

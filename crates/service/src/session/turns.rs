@@ -43,7 +43,6 @@ pub(super) struct Assembled {
 /// A recorded call, as producers read it.
 #[derive(Clone, Debug)]
 pub struct Turn {
-    /// The call.
     pub call: StoredCall,
     /// What became of it.
     pub outcome: CallOutcome,
@@ -90,7 +89,6 @@ pub struct Divergence {
     pub found_text: Option<String>,
 }
 
-/// The name of a reason.
 pub(super) fn reason_name(reason: DropReason) -> &'static str {
     match reason {
         DropReason::Empty => "empty",

@@ -31,7 +31,6 @@ const PENDING_MAX: usize = 1_024;
 
 /// This replica among those that share its database.
 pub(crate) struct Replicas {
-    /// The id of this replica.
     replica: ReplicaId,
     peers: Arc<dyn Peers>,
     pending: Mutex<HashSet<(Awaited, PolicyName)>>,

@@ -206,7 +206,6 @@ impl Wakers {
         self.closing.notify_waiters();
     }
 
-    /// Waits for a batch.
     pub(crate) async fn wait_for_batch(&self, waker: &Waker, event: Event, deadline: Instant) -> Woken {
         self.wait(&waker.batches, waker.batches.notify.notified(), event, deadline).await
     }

@@ -23,7 +23,6 @@ pub enum OpenError {
     NoFolder {
         /// The file.
         name: String,
-        /// The folder.
         folder: String,
     },
     /// The server does not answer, or rejects the connection.

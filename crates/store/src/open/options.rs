@@ -6,7 +6,6 @@ use super::url::Place;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Deserialize, clap::ValueEnum)]
 #[serde(rename_all = "lowercase")]
 pub enum PayloadKind {
-    /// In the database.
     Database,
     /// In segment files beside a SQLite database: each payload is written once, and purged ones give the disk back.
     Segments,

@@ -114,7 +114,6 @@ pub(super) fn check_epoch(named: Option<Epoch>, current: Epoch) -> Result<(), Re
     }
 }
 
-/// One policy.
 pub struct FindPolicy(pub PolicyName);
 
 impl Op for FindPolicy {

@@ -39,7 +39,6 @@ macro_rules! select_members {
 }
 pub(super) use select_members;
 
-/// One batch.
 pub struct FindBatch(pub BatchId);
 
 impl Op for FindBatch {

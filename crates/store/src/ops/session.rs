@@ -225,7 +225,6 @@ async fn read_all(tx: &mut Tx<'_>, rows: Vec<Row>) -> Result<Vec<Session>, Store
     Ok(sessions)
 }
 
-/// One session.
 pub struct FindSession(pub SessionId);
 
 impl Op for FindSession {
@@ -238,7 +237,6 @@ impl Op for FindSession {
     }
 }
 
-/// The session with a key.
 pub struct FindSessionOfKey(pub SessionKeyHash);
 
 impl Op for FindSessionOfKey {

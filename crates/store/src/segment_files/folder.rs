@@ -105,7 +105,6 @@ impl SegmentFolder {
         Self { path, store_id }
     }
 
-    /// The path of a file.
     pub(crate) fn file(&self, number: i64) -> PathBuf {
         self.path.join(format!("{:08x}-{number:08}{ENDING}", self.store_id))
     }

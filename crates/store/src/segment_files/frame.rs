@@ -23,7 +23,6 @@ const FRAME: &[u8; 4] = b"FBFR";
 /// A head as it is in a file.
 pub(super) type Head = [u8; HEAD_BYTES as usize];
 
-/// The head of a file.
 pub(super) fn of_file(number: i64, mark: i64) -> Head {
     let mut head = [0; HEAD_BYTES as usize];
     head[..8].copy_from_slice(FILE);
@@ -32,7 +31,6 @@ pub(super) fn of_file(number: i64, mark: i64) -> Head {
     sealed(head)
 }
 
-/// The head of a frame.
 pub(super) fn of_frame(rollout: RolloutPk, payload: &Payload) -> Head {
     let mut head = [0; HEAD_BYTES as usize];
     head[..4].copy_from_slice(FRAME);

@@ -35,7 +35,6 @@ pub struct Report {
     pub as_decided: Column,
     /// By the filters that the policy has now.
     pub rules_now: Column,
-    /// By the draft.
     pub draft: Column,
     /// Groups that the draft decides differently from the filters that the policy has now.
     pub changed: u64,
@@ -81,7 +80,6 @@ pub struct Column {
 /// A group that is decided differently.
 #[derive(Clone, Debug)]
 pub struct Change {
-    /// Its id.
     pub group_id: String,
     /// How it was decided.
     pub was: Outcome,
@@ -100,7 +98,6 @@ pub struct Change {
 pub struct Failed {
     /// Its name.
     pub filter: String,
-    /// Its scope.
     pub scope: FilterScope,
     /// Records.
     pub count: u64,
@@ -126,7 +123,6 @@ impl Report {
         Self { is_complete: true, depends_on_versions, examples_max, ..Self::default() }
     }
 
-    /// Adds a group.
     pub fn add(&mut self, group: &PastGroup, found: Comparison) {
         let Comparison { as_decided, rules_now, draft } = found;
         self.groups += 1;

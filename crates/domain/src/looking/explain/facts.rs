@@ -80,9 +80,7 @@ pub struct EnvironmentFacts {
 pub struct Windows {
     /// 15 minutes.
     pub quarter: Window,
-    /// An hour.
     pub hour: Window,
-    /// A day.
     pub day: Window,
 }
 
@@ -152,11 +150,9 @@ impl Window {
 /// What is in the buffer now.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Gauges {
-    /// Groups that are ready.
     pub ready_groups: i64,
     /// Groups that a batch needs.
     pub needed_groups: i64,
-    /// Groups that are open.
     pub open_groups: i64,
     /// Batches that came back and are delivered before new ones.
     pub returned_batches: i64,
@@ -172,7 +168,6 @@ pub struct Gauges {
     pub live_bytes: i64,
     /// Rollouts that room is reserved for.
     pub reserved: i64,
-    /// Sessions that are open.
     pub open_sessions: i64,
 }
 
@@ -211,7 +206,6 @@ pub struct Asking {
 /// A batch that is held or that came back.
 #[derive(Clone, Debug)]
 pub struct Lease {
-    /// The batch.
     pub batch_id: String,
     /// The consumer of the last lease; empty if it has no name.
     pub consumer: String,
@@ -224,11 +218,9 @@ pub struct Lease {
 /// What a step trained.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct StepFacts {
-    /// The step.
     pub step: i64,
     /// When its last batch was acked.
     pub acked_us: i64,
-    /// Groups.
     pub groups: i64,
     /// Groups of several rewards that are all equal.
     pub flat_groups: i64,

@@ -108,7 +108,6 @@ pub fn share(part: i64, whole: i64) -> f64 {
     if whole > 0 { (part as f64 / whole as f64).clamp(0.0, 1.0) } else { 0.0 }
 }
 
-/// The name of a consumer.
 pub fn consumer(name: &str) -> String {
     if name.is_empty() { "a trainer without a name".to_owned() } else { name.to_owned() }
 }

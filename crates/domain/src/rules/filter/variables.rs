@@ -20,7 +20,6 @@ use forebay_wire::{FilterScope, FilterVariable};
 
 use super::facts::{GroupFacts, RolloutFacts};
 
-/// One variable.
 pub(super) struct Variable<G> {
     /// Its name in expressions.
     pub(super) name: &'static str,

@@ -59,7 +59,6 @@ const IDENTITY: &str = "(SELECT system_identifier FROM pg_control_system()) || '
     SELECT oid FROM pg_database WHERE datname = current_database()
 )";
 
-/// The identity of the database.
 pub(super) async fn identity(database: impl PgExecutor<'_>) -> Result<String, ClaimError> {
     let select = sqlx::AssertSqlSafe(format!("SELECT {IDENTITY}"));
     Ok(sqlx::query_scalar(select).persistent(false).fetch_one(database).await?)

@@ -39,7 +39,6 @@ pub(super) fn file_options(path: &Path) -> SqliteConnectOptions {
         .busy_timeout(BUSY_TIMEOUT)
 }
 
-/// Checks the version of SQLite.
 pub(super) async fn check_version(connection: &mut SqliteConnection) -> Result<(), OpenError> {
     let version: String = sqlx::query_scalar("SELECT sqlite_version()")
         .fetch_one(connection)

@@ -60,7 +60,6 @@ pub(super) struct Changes<'b> {
     /// Groups that became ready, in this order.
     pub(super) ready: Vec<Keyed>,
     pub(super) allowances: Allowances,
-    /// Sessions that ended.
     pub(super) ended: Vec<EndedSession<'b>>,
 }
 

@@ -158,7 +158,6 @@ const CONTRADICTIONS: &[(&str, Statement)] = &[
     ),
 ];
 
-/// Contradictions of sessions.
 const SESSION_CONTRADICTIONS: &[(&str, Statement)] = &[
     (
         "sessions whose counts differ from their calls",
