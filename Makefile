@@ -172,7 +172,7 @@ fuzz-parsers:
 	./scripts/fuzz $(or $(SECONDS),60)
 
 fuzz-api:
-	./scripts/fuzz-api --seconds $(or $(SECONDS),180) --seed $(or $(SEED),1)
+	CARGO=$(CARGO) ./scripts/fuzz-api --seconds $(or $(SECONDS),180) --seed $(or $(SEED),1)
 
 audit: ## Check licences, sources and use of dependencies, container files and the workflow; builds two tools once
 	CARGO=$(CARGO) ./scripts/audit
