@@ -1,4 +1,4 @@
-"""Tests of the facades with the clients of other projects. `make outside NAME=facades` runs them, with their sources."""
+"""Tests of the facades with the clients of other projects. `make outside NAME=facades` runs them with their sources."""
 
 from __future__ import annotations
 
