@@ -6,12 +6,13 @@ import importlib.util
 import socket
 import sys
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import Any
 
 import pytest
 
 import forebay
-from forebay import _arrow, _bodies, _http, _zstd, errors
+from forebay import _arrow, _bodies, _http, _wire, _zstd, errors
 
 ZSTD_LIBRARIES = ("compression.zstd", "backports.zstd", "zstandard", "pyarrow")
 
@@ -132,3 +133,11 @@ def test_without_a_library_posts_are_sent_as_they_are_unless_zstd_is_demanded(
 def test_a_compression_that_is_not_known_is_refused() -> None:
     with pytest.raises(errors.ConfigurationError, match="'lz4', but must be one of auto, zstd, gzip, none"):
         forebay.Client(compression="lz4")  # type: ignore[arg-type]
+
+
+def test_every_field_of_a_trajectory_has_a_column() -> None:
+    """A large post with a field that has no column goes as JSON, which takes longer, and nothing else tells."""
+    of_wire = {field.name for cls in (_wire.Trajectory, _wire.Segment, _wire.Sampling) for field in fields(cls)}
+    columns = {*_arrow.ROLLOUT, *_arrow.SAMPLING, *_arrow.DOCUMENTS, *_arrow.SEGMENT, *_arrow.TOKENS, "versions"}
+    # A row is a segment, and has the fields of `sampling` as columns. Trajectories with turns go as JSON.
+    assert columns == of_wire - {"segments", "sampling", "turns"}

@@ -290,6 +290,19 @@ on_both_stores! {
         assert_eq!(shards.concat().len(), 4);
     }
 
+    /// Without a column, a field cannot be sent as Arrow, and its reader finds nothing instead of failing.
+    async fn every_field_of_a_trajectory_has_a_column(app: TestApp) {
+        let document: Value = serde_json::from_str(&forebay_api::openapi()).expect("the document is JSON");
+        for schema in ["Trajectory", "Segment", "Sampling"] {
+            let fields = document["components"]["schemas"][schema]["properties"].as_object().expect("an object");
+            // A row is a segment, and has the fields of `sampling` as columns. Turns are only sent as JSON.
+            for name in fields.keys().filter(|name| !["segments", "sampling", "turns"].contains(&name.as_str())) {
+                let answer = post(app, stream(&[vec![(name.clone().leak(), texts([None]))]])).await;
+                assert!(!answer.json.to_string().contains("is not a supported column"), "{name}");
+            }
+        }
+    }
+
     async fn messages_and_metadata_are_on_the_first_row_of_their_rollout_in_every_form(app: TestApp) {
         app.rules("default", json!({"batch": {"groups": 2}})).await;
         let segment = json!({"tokens": [1, 2], "loss_mask": [1]});

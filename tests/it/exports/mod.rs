@@ -3,6 +3,8 @@
 mod columns;
 mod command;
 
+use std::collections::BTreeSet;
+
 use forebay_domain::{
     ids::PolicyName,
     looking::export::{ExportCursor, ExportPage},
@@ -41,7 +43,7 @@ fn ids(lines: &[Value]) -> Vec<&str> {
     lines.iter().map(|line| text(&line["trajectory"]["rollout_id"])).collect()
 }
 
-/// A rollout with everything that a producer can send.
+/// A rollout with everything that a producer can send and an export returns.
 fn full(rollout_id: &str) -> Value {
     json!({
         "rollout_id": rollout_id, "group_id": "full", "group_size": 2, "environment": "lab", "execution_id": "x",
@@ -66,6 +68,28 @@ async fn post_everything(app: &TestApp) {
     app.accept(json!({"rollout_id": "failed", "status": "failed", "reward": 0.0})).await;
     app.accept(json!({"rollout_id": "unrewarded", "status": "aborted", "policy_version": 0})).await;
     app.accept(with(rollout("late", 1.0), json!({"group_id": "full"}))).await;
+}
+
+/// The tests below find what is lost between a post and an export, but only in fields that this rollout has.
+#[test]
+fn a_full_rollout_has_every_field() {
+    let document: Value = serde_json::from_str(&forebay_api::openapi()).expect("the document is JSON");
+    let keys =
+        |object: &Value| -> BTreeSet<String> { object.as_object().expect("an object").keys().cloned().collect() };
+    // An export returns some fields in another form, and these are sent in tests of their own.
+    let elsewhere = |schema: &str| -> &[&str] {
+        match schema {
+            "Trajectory" => &["policy", "policy_version", "admission_id", "turns"],
+            "Segment" => &["response_length"],
+            _ => &[],
+        }
+    };
+    let full = full("full");
+    for (schema, sent) in [("Trajectory", &full), ("Segment", &full["segments"][0]), ("Sampling", &full["sampling"])] {
+        let mut known = keys(sent);
+        known.extend(elsewhere(schema).iter().map(|field| (*field).to_owned()));
+        assert_eq!(known, keys(&document["components"]["schemas"][schema]["properties"]), "{schema}");
+    }
 }
 
 on_both_stores! {

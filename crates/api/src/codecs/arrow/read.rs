@@ -169,19 +169,40 @@ impl Invalid {
 /// Checks that the columns of the rollout are the same on all of its rows. Its JSON columns may be on the first row
 /// only.
 fn check_same(first: &Trajectory, next: &Trajectory) -> Result<(), Invalid> {
+    // All fields are named: of one that is forgotten here, the values of later rows would be lost.
+    let Trajectory {
+        group_id,
+        group_size,
+        environment,
+        execution_id,
+        policy_version,
+        admission_id,
+        status,
+        reward,
+        reward_components,
+        sampling,
+        messages,
+        metadata,
+        // The row would begin another rollout.
+        policy: _,
+        rollout_id: _,
+        // Each row has its own segment, and rows have no turns.
+        segments: _,
+        turns: _,
+    } = next;
     let same = [
-        ("group_id", first.group_id == next.group_id),
-        ("group_size", first.group_size == next.group_size),
-        ("environment", first.environment == next.environment),
-        ("execution_id", first.execution_id == next.execution_id),
-        ("policy_version", first.policy_version == next.policy_version),
-        ("admission_id", first.admission_id == next.admission_id),
-        ("status", first.status == next.status),
-        ("reward", first.reward.map(f64::to_bits) == next.reward.map(f64::to_bits)),
-        ("reward_components", first.reward_components == next.reward_components),
-        ("temperature", first.sampling == next.sampling),
-        ("messages", next.messages.is_none() || text(first.messages.as_deref()) == text(next.messages.as_deref())),
-        ("metadata", next.metadata.is_none() || text(first.metadata.as_deref()) == text(next.metadata.as_deref())),
+        ("group_id", first.group_id == *group_id),
+        ("group_size", first.group_size == *group_size),
+        ("environment", first.environment == *environment),
+        ("execution_id", first.execution_id == *execution_id),
+        ("policy_version", first.policy_version == *policy_version),
+        ("admission_id", first.admission_id == *admission_id),
+        ("status", first.status == *status),
+        ("reward", first.reward.map(f64::to_bits) == reward.map(f64::to_bits)),
+        ("reward_components", first.reward_components == *reward_components),
+        ("temperature", first.sampling == *sampling),
+        ("messages", messages.is_none() || text(first.messages.as_deref()) == text(messages.as_deref())),
+        ("metadata", metadata.is_none() || text(first.metadata.as_deref()) == text(metadata.as_deref())),
     ];
     match same.into_iter().find(|(_, same)| !same) {
         Some((column, _)) => Err(Invalid::new(column, "differs from the value on the rollout's first row")),
