@@ -1,12 +1,13 @@
 //! The strongest check of a try: the filters that decided groups decide them again in the same way, and nothing in the
 //! database changes.
 
+use forebay_domain::rules::filter::names::names_on_wire;
 use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use serde_json::{Value, json};
 use sqlx::{Connection as _, Row as _};
 
 use super::{PATH, filter};
-use crate::support::{TestApp, member, on_both_stores, with};
+use crate::support::{TestApp, member, on_both_stores, text, with};
 
 /// Filters that together name every variable.
 fn pool() -> Vec<Value> {
@@ -29,6 +30,20 @@ fn pool() -> Vec<Value> {
         filter("large", "group", "tokens > 30 && environment == 'web'", "drop"),
         filter("range", "group", "reward_max > 0.99 && reward_min < 0.01 && reward_mean < 0.4", "drop"),
     ]
+}
+
+/// The test below compares only variables that a filter of the pool names. A try makes their values from rows and
+/// payloads, while ingest makes them from what was posted.
+#[test]
+fn the_pool_names_every_variable() {
+    for variable in names_on_wire().variables {
+        let scope = serde_json::to_value(variable.scope).expect("a scope is a name");
+        let names = |filter: &Value| {
+            let mut words = text(&filter["when"]).split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+            filter["scope"] == scope && words.any(|word| word == variable.name)
+        };
+        assert!(pool().iter().any(names), "no filter of scope {scope} names `{}`", variable.name);
+    }
 }
 
 fn random_rules(random: &mut StdRng) -> Value {
