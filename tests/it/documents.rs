@@ -257,6 +257,28 @@ fn names_in_documents_are_in_the_code() {
     });
 }
 
+/// Clients are written from this table, and the exceptions of Python are compared with it.
+#[test]
+fn every_problem_type_is_in_the_table() {
+    // Only agents get these, as an error of their dialect.
+    const OF_AGENTS: [&str; 2] = ["session-busy", "session-full"];
+    let api = fs::read_to_string(repository().join("docs/api.md")).expect("it is there");
+    let (_, table) = api.split_once("\n## Problem types\n").expect("it has the table");
+    let table = table.split("\n## ").next().unwrap_or_default();
+    let made = regex(r#"\b(?:StatusCode|S)::[A-Z_]+,\s*"([a-z-]+)""#);
+    let mut files = Vec::new();
+    files_below(&repository().join("crates/api/src"), &mut files);
+    let mut kinds = BTreeSet::new();
+    for file in files.iter().filter(|file| is_a(file, "rs")) {
+        let text = fs::read_to_string(repository().join(file)).expect("it is there");
+        kinds.extend(made.captures_iter(&text).map(|found| found[1].to_owned()));
+    }
+    let is_missing =
+        |kind: &&String| !OF_AGENTS.contains(&kind.as_str()) && !table.contains(&format!("\n| `{kind}` | "));
+    assert_eq!(kinds.iter().filter(is_missing).collect::<Vec<_>>(), Vec::<&String>::new());
+    assert!(kinds.len() > 40, "only {} types are found in the code", kinds.len());
+}
+
 #[test]
 fn verbs_of_make_in_documents_exist() {
     let makefile = fs::read_to_string(repository().join("Makefile")).expect("it is there");
