@@ -4,7 +4,10 @@
 //! pure: ids and time come in an [`Envelope`].
 
 mod chat;
+pub(crate) mod client_tool;
 mod client_tools;
+mod envelope;
+pub(crate) mod error;
 mod errors;
 mod events;
 mod fields;
@@ -14,17 +17,17 @@ mod responses;
 mod sse;
 mod tools;
 
-pub use client_tools::{ClientTool, ClientTools, called};
-pub(crate) use errors::RETRY_AFTER_S;
-pub use errors::{DialectError, ErrorReply};
+pub use client_tool::{ClientTool, ClientTools, called};
+pub use envelope::{Envelope, Model};
+pub use error::DialectError;
+pub(crate) use error::RETRY_AFTER_S;
+pub use errors::ErrorReply;
 pub use events::Events;
 pub use messages::token_count;
 pub use references::{References, message_of, not_found, response_id};
 pub use sse::SseEvent;
 
-pub(crate) use fields::{is_taken, recorded};
-
-use std::sync::Arc;
+pub(crate) use fields::is_taken;
 
 use http::HeaderMap;
 
@@ -39,30 +42,6 @@ pub enum Dialect {
     Messages,
     /// OpenAI Responses.
     Responses,
-}
-
-/// A model that an agent can call.
-#[derive(Clone, Copy, Debug)]
-pub struct Model<'a> {
-    /// Its name.
-    pub name: &'a str,
-    /// The size of the context of its engine, if it is known.
-    pub context_tokens: Option<u32>,
-}
-
-/// What an answer contains besides the completion.
-#[derive(Clone, Debug)]
-pub struct Envelope {
-    /// A unique id of letters, digits, `-` and `_`. Each dialect puts its own prefix before it.
-    pub id: String,
-    /// Seconds since 1970.
-    pub created_s: u64,
-    /// The model as the agent named it.
-    pub model: String,
-    /// Whether the events of chat completions contain the usage: [`Request::stream_usage`].
-    pub stream_usage: bool,
-    /// What the client calls its tools: [`Request::client_tools`].
-    pub tools: Arc<ClientTools>,
 }
 
 impl Dialect {

@@ -18,6 +18,7 @@
 //!    ids.
 
 mod encode;
+mod error;
 mod family;
 mod fields;
 mod messages;
@@ -26,6 +27,7 @@ mod self_test;
 mod special;
 
 pub use encode::Bounds;
+pub use error::ExactError;
 pub use family::Family;
-pub use renderer::{ExactError, Prompt, Renderer, RendererOptions};
+pub use renderer::{Prompt, Renderer, RendererOptions};
 pub use self_test::{Difference, SelfTest};

@@ -13,7 +13,7 @@ use serde::{
 };
 use serde_json::value::RawValue;
 
-use crate::dialect::DialectError;
+use crate::dialect::error::DialectError;
 
 /// The longest name that is stored with a call.
 const NAME_BYTES_MAX: usize = 256;

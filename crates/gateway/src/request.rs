@@ -10,7 +10,7 @@ use serde_json::value::RawValue;
 
 use crate::{
     completion::ToolCall,
-    dialect::{self, ClientTools, DialectError},
+    dialect::{client_tool::ClientTools, error::DialectError},
     json::{self, Fields, Item},
 };
 
@@ -53,16 +53,6 @@ pub struct Request {
 }
 
 impl Request {
-    /// The request of a call that is recorded. What would change the distribution that is sampled from is refused, or
-    /// left out where an answer without it is as good: `strict` of tools, for which engines mask logits.
-    pub fn recorded(mut self) -> Result<Self, DialectError> {
-        self.sampling = dialect::recorded(self.sampling, &mut self.warnings)?;
-        for tool in &mut self.tools {
-            tool.leave_out_strict();
-        }
-        Ok(self)
-    }
-
     /// The request if it has no images.
     pub fn without_images(self) -> Result<Self, DialectError> {
         match self.image {
@@ -281,7 +271,8 @@ impl Tool {
         Self { name, definition: json::object_of(&definition) }
     }
 
-    fn leave_out_strict(&mut self) {
+    /// Leaves out `strict`, for which engines mask logits.
+    pub(crate) fn leave_out_strict(&mut self) {
         let without = |text: &RawValue| {
             let mut fields = Item::field("tools", text).object().ok()?;
             let found = fields.discard(&["strict"]);

@@ -4,7 +4,7 @@
 //! a body with more than [`VALUES_MAX`] values is refused, and each value has a price ([`price`]) in the budget of bytes.
 //! One pass over the text counts, without memory of its own.
 
-use crate::{dialect::DialectError, request::Request};
+use crate::{dialect::error::DialectError, request::Request};
 
 /// The most values of a body: elements of arrays, entries of objects, and these themselves. The arguments of all tool calls,
 /// which are JSON in texts, may have as many again. A conversation of a million tokens has about a tenth as many.

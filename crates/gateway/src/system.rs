@@ -9,7 +9,6 @@ use serde_json::json;
 use crate::{
     json::{Item, raw},
     request::{Content, Message, Request, Role},
-    upstream::probe,
 };
 
 /// What becomes of system messages that are not the first message of a conversation.
@@ -46,17 +45,6 @@ pub fn without_instructions(messages: &mut Vec<Message>, bytes: usize) {
     } else {
         *text = rest;
     }
-}
-
-/// The texts of the system messages in [`conversation`].
-pub(crate) const TEXTS: [&str; 3] = ["Rule one.", "Rule two.", "Rule three."];
-
-/// A conversation that tells whether a template takes more than one system message.
-pub(crate) fn conversation() -> Request {
-    let [first, second, third] = TEXTS.map(|text| Message::text(Role::System, text));
-    let answer = Message::text(Role::Assistant, "Yes.");
-    let question = || Message::text(Role::User, "Is water wet?");
-    Request { messages: vec![first, second, question(), answer, third, question()], ..probe::probe_request() }
 }
 
 fn one_system(mut messages: Vec<Message>) -> Vec<Message> {

@@ -3,8 +3,12 @@
 use std::collections::{BTreeMap, HashMap};
 
 use super::{
-    BreakCause, Canonical, CanonicalMessage, Defaults, Record,
+    cause::BreakCause,
+    defaults::Defaults,
     key::{Hash, Key},
+    message::CanonicalMessage,
+    record::Record,
+    request::Canonical,
 };
 use crate::completion::AssistantMessage;
 

@@ -5,7 +5,11 @@ use std::{borrow::Cow, fmt::Write as _};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 use serde_json::Value;
 
-use super::{BreakCause, CanonicalMessage, CanonicalRole, Defaults, defaults::Shape};
+use super::{
+    cause::BreakCause,
+    defaults::{Defaults, Shape},
+    message::{CanonicalMessage, CanonicalRole},
+};
 use crate::{completion::ToolCall, request::Request, structure::Structure};
 
 /// The most values of a JSON text that is compared by its values. One with more is compared as text, because the values of
@@ -144,6 +148,13 @@ impl Key {
             // White space around an answer.
             Some(BreakCause::Rewrite)
         }
+    }
+}
+
+impl BreakCause {
+    /// The cause for two conversations with these messages, of which the shorter one is compared.
+    pub(super) fn between<'a>(nearest: impl Iterator<Item = &'a Key>, new: impl Iterator<Item = &'a Key>) -> Self {
+        nearest.zip(new).find_map(|(nearest, new)| nearest.difference(new)).unwrap_or(Self::Tokens)
     }
 }
 

@@ -2,7 +2,11 @@
 
 use std::collections::HashMap;
 
-use super::{Canonical, Extended, History, HistoryError, Record};
+use super::{
+    history::{Extended, History, HistoryError},
+    record::Record,
+    request::Canonical,
+};
 use crate::completion::{AssistantMessage, ToolCall};
 
 /// Ids that the calls of one policy in one session hold together: 16 MiB. Later calls are not added.

@@ -3,7 +3,12 @@
 use serde_json::{Value, json};
 
 use super::{
-    ClientTool, DialectError, Envelope, Model, SseEvent, client_tools, fields,
+    client_tool::ClientTool,
+    client_tools,
+    envelope::{Envelope, Model},
+    error::DialectError,
+    fields,
+    sse::SseEvent,
     tools::{self, Images, Offer, Offered},
 };
 use crate::{

@@ -4,12 +4,12 @@
 //! again. A conversation that a client sends back is read with the same names and arguments, so that it is equal to what
 //! was recorded.
 
-use std::{borrow::Cow, collections::BTreeMap};
+use std::borrow::Cow;
 
-use serde::{Deserialize, Serialize};
+use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::{DialectError, tools};
+use super::{client_tool::ClientTool, error::DialectError, tools};
 use crate::{
     completion::ToolCall,
     json::{self, Fields, Object},
@@ -21,45 +21,6 @@ const FUNCTIONS: &str = "functions";
 
 /// The argument that has the input of a free-form tool.
 const INPUT: &str = "input";
-
-/// What a client calls a tool, and which shape its calls have.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ClientTool {
-    /// A function in a namespace.
-    Function {
-        /// Its name in the namespace.
-        name: String,
-        /// The namespace.
-        namespace: String,
-    },
-    /// A tool with free text as its input.
-    Custom {
-        /// Its name.
-        name: String,
-        /// Its namespace.
-        #[serde(default, skip_serializing_if = "Option::is_none")]
-        namespace: Option<String>,
-    },
-    /// OpenAI's `local_shell`.
-    LocalShell,
-    /// OpenAI's `shell` without a container.
-    Shell,
-    /// OpenAI's `apply_patch`.
-    ApplyPatch,
-    /// OpenAI's `tool_search` that the client executes.
-    ToolSearch,
-}
-
-/// Such tools by the names of their functions.
-pub type ClientTools = BTreeMap<String, ClientTool>;
-
-/// Those of the tools that were called.
-#[must_use]
-pub fn called(tools: &ClientTools, calls: &[ToolCall]) -> ClientTools {
-    let found = calls.iter().filter_map(|call| tools.get_key_value(&call.name));
-    found.map(|(name, tool)| (name.clone(), tool.clone())).collect()
-}
 
 /// The name of the function that stands for a tool in a namespace. Clients name a tool of an MCP server in the same way
 /// where they know no namespaces: `mcp__server__tool`.

@@ -1,6 +1,6 @@
 //! One answer as events.
 
-use super::{Dialect, DialectError, Envelope, SseEvent, chat, errors, messages, responses};
+use super::{Dialect, chat, envelope::Envelope, error::DialectError, errors, messages, responses, sse::SseEvent};
 use crate::completion::{Completion, Piece};
 
 /// The events of one answer, in their order.

@@ -6,10 +6,10 @@
 
 use serde_json::value::RawValue;
 
+use super::error::DialectError;
 use crate::{
-    dialect::DialectError,
     json::{self, Fields, Item, Object},
-    request::Warnings,
+    request::{Request, Warnings},
 };
 
 /// Fields that the session's sampling replaces.
@@ -121,6 +121,18 @@ const DISCARDED: [&str; 27] = [
 /// The most texts that end an answer. An engine looks for each of them after each token; OpenAI takes four.
 const STOPS_MAX: usize = 64;
 
+impl Request {
+    /// The request of a call that is recorded. What would change the distribution that is sampled from is refused, or
+    /// left out where an answer without it is as good: `strict` of tools, for which engines mask logits.
+    pub fn recorded(mut self) -> Result<Self, DialectError> {
+        self.sampling = recorded(self.sampling, &mut self.warnings)?;
+        for tool in &mut self.tools {
+            tool.leave_out_strict();
+        }
+        Ok(self)
+    }
+}
+
 /// Takes all these fields, and returns those that concern sampling.
 pub(super) fn take_sampling(object: &mut Object<'_>) -> Result<Fields, DialectError> {
     for name in REFUSED {
@@ -147,28 +159,6 @@ pub(super) fn take_sampling(object: &mut Object<'_>) -> Result<Fields, DialectEr
     let numbers = NEUTRAL_NUMBERS.iter().map(|(name, _)| *name);
     let names = REPLACED.into_iter().chain(numbers).chain(NEUTRAL_IF_EMPTY).chain(OF_UNRECORDED);
     Ok(object.take_fields(names))
-}
-
-/// Checks the fields of a call that is recorded, and returns those that the session's sampling replaces.
-pub(crate) fn recorded(sampling: Fields, warnings: &mut Warnings) -> Result<Fields, DialectError> {
-    let mut replaced = Fields::new();
-    for (name, value) in sampling {
-        let item = Item::field(&name, &value);
-        if REPLACED.contains(&name.as_str()) {
-            replaced.push((name, value));
-        } else if let Some((_, neutral)) = NEUTRAL_NUMBERS.iter().find(|(found, _)| *found == name) {
-            let first = neutral[0];
-            let why = format!("must be {first}, because any other value changes the distribution that is trained");
-            require_number(&item, neutral, &why)?;
-        } else if NEUTRAL_IF_EMPTY.contains(&name.as_str()) {
-            if !is_neutral(&item) {
-                return Err(item.invalid("must be absent, because it changes the distribution that is trained"));
-            }
-        } else if name == "logprobs" && item.verbatim() != "false" {
-            warnings.push("logprobs: the answer does not contain log-probabilities".to_owned());
-        }
-    }
-    Ok(replaced)
 }
 
 /// How much the model should reason, in one of the three words that all engines know. They refuse calls with others.
@@ -211,6 +201,28 @@ pub(crate) fn is_taken(name: &str) -> bool {
     let numbers = NEUTRAL_NUMBERS.iter().map(|(name, _)| *name);
     let lists = [&REPLACED[..], &ONE, &NEUTRAL_IF_EMPTY, &REFUSED, &OF_UNRECORDED, &DISCARDED];
     lists.concat().into_iter().chain(numbers).any(|taken| taken == name)
+}
+
+/// Checks the fields of a call that is recorded, and returns those that the session's sampling replaces.
+fn recorded(sampling: Fields, warnings: &mut Warnings) -> Result<Fields, DialectError> {
+    let mut replaced = Fields::new();
+    for (name, value) in sampling {
+        let item = Item::field(&name, &value);
+        if REPLACED.contains(&name.as_str()) {
+            replaced.push((name, value));
+        } else if let Some((_, neutral)) = NEUTRAL_NUMBERS.iter().find(|(found, _)| *found == name) {
+            let first = neutral[0];
+            let why = format!("must be {first}, because any other value changes the distribution that is trained");
+            require_number(&item, neutral, &why)?;
+        } else if NEUTRAL_IF_EMPTY.contains(&name.as_str()) {
+            if !is_neutral(&item) {
+                return Err(item.invalid("must be absent, because it changes the distribution that is trained"));
+            }
+        } else if name == "logprobs" && item.verbatim() != "false" {
+            warnings.push("logprobs: the answer does not contain log-probabilities".to_owned());
+        }
+    }
+    Ok(replaced)
 }
 
 fn require_number(item: &Item<'_>, neutral: &[f64], why: &str) -> Result<(), DialectError> {

@@ -7,7 +7,11 @@ mod request;
 use serde::{Serialize, Serializer, ser::SerializeStruct};
 use serde_json::{Value, json, value::RawValue};
 
-use super::{Envelope, Model, SseEvent, tools::object_text};
+use super::{
+    envelope::{Envelope, Model},
+    sse::SseEvent,
+    tools::object_text,
+};
 use crate::{
     completion::{Completion, Finish, Piece, StopMatch, Usage},
     hash::{fnv1a, fnv1a_on},

@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use super::DialectError;
+use super::error::DialectError;
 use crate::{
     completion::{AssistantMessage, ToolCall},
     json::Item,

@@ -6,10 +6,13 @@
 use serde_json::{Value, json, value::RawValue};
 
 use super::{
-    DialectError, Envelope, SseEvent,
-    client_tools::{self, ClientTool},
+    client_tool::ClientTool,
+    client_tools,
+    envelope::Envelope,
+    error::DialectError,
     fields,
     references::{Part, References},
+    sse::SseEvent,
     tools::{self, Images, Offer, Offered},
 };
 use crate::{

@@ -11,8 +11,11 @@ use std::{
 
 use forebay_wire::replace_lone_surrogates;
 
+use super::{
+    client_tool::{ClientTool, ClientTools},
+    error::DialectError,
+};
 use crate::{
-    dialect::{ClientTool, ClientTools, DialectError},
     json::{self, Item, Object},
     request::{Tool, ToolChoice, Warnings},
 };

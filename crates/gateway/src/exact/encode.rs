@@ -8,7 +8,7 @@
 
 use tokenizers::{Model as _, OffsetReferential, OffsetType, PreTokenizer as _, Tokenizer};
 
-use super::ExactError;
+use super::error::ExactError;
 use crate::cancel::Cancellation;
 
 /// The bytes of a piece. Its words take a few MiB.

@@ -2,7 +2,7 @@
 
 use tokenizers::Tokenizer;
 
-use super::ExactError;
+use super::error::ExactError;
 
 /// The tokens that end an answer, and what belongs between an answer and the next message.
 #[derive(Clone, Debug, PartialEq, Eq)]

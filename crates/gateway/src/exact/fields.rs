@@ -5,7 +5,7 @@
 
 use serde_json::value::RawValue;
 
-use super::{ExactError, renderer::value};
+use super::{error::ExactError, messages::value};
 use crate::{
     json::{Fields, Item},
     request::Request,

@@ -8,7 +8,7 @@ use minijinja::value::ValueKind;
 use serde::Deserialize;
 use serde_json::{json, value::RawValue};
 
-use super::{ExactError, renderer::value};
+use super::error::ExactError;
 use crate::{
     completion::ToolCall,
     request::{Content, Message, Request, Role, Tool, ToolChoice},
@@ -146,6 +146,11 @@ impl Manner {
         };
         Value::from_pairs([("type", Value::from("function")), ("function", Value::from_pairs(function))])
     }
+}
+
+/// JSON with the order of its keys.
+pub(super) fn value(json: &str) -> Value {
+    serde_json::from_str(json).unwrap_or_default()
 }
 
 /// A text of the system without its line for Claude Code's account; `None` if there is nothing else.

@@ -2,14 +2,19 @@
 
 use serde_json::value::RawValue;
 
-use super::{ExactError, Renderer, encode::Bounds, renderer::Setting};
+use super::{
+    encode::Bounds,
+    error::ExactError,
+    renderer::{Renderer, Setting},
+};
 use crate::{
     cancel::Cancellation,
     completion::ToolCall,
     dialect::ClientTools,
     json,
     request::{Content, Message, Request, Role, Tool, Warnings},
-    system::{self, LaterSystem},
+    system::LaterSystem,
+    upstream::probe::{SYSTEM_TEXTS, system_conversation},
 };
 
 /// How much of both texts is shown where they differ.
@@ -139,13 +144,13 @@ fn check(renderer: &Renderer, has_system: bool, has_tools: bool) -> Result<SelfT
 /// refusal tells the agent what is wrong.
 fn later_system(renderer: &Renderer) -> LaterSystem {
     let renders_all = |later: &LaterSystem| {
-        let request = later.applied(system::conversation());
+        let request = later.applied(system_conversation());
         let never = Cancellation::default();
         let texts = &renderer.special().marked();
         let setting = Setting { request: &request, clock_s: 0, texts, bounds: Bounds::none(&never) };
         renderer
             .render(&setting, &request.messages)
-            .is_ok_and(|text| system::TEXTS.iter().all(|rule| text.contains(rule)))
+            .is_ok_and(|text| SYSTEM_TEXTS.iter().all(|rule| text.contains(rule)))
     };
     [LaterSystem::Keep, LaterSystem::User].into_iter().find(renders_all).unwrap_or_default()
 }

@@ -14,7 +14,7 @@ use std::{
 
 use tokenizers::Tokenizer;
 
-use super::{ExactError, Family};
+use super::{error::ExactError, family::Family};
 use crate::{
     template::{Author, Texts},
     upstream::SpecialTokensInText,

@@ -9,7 +9,7 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use super::{EngineKind, UpstreamOptions};
+use super::{kind::EngineKind, options::UpstreamOptions};
 use crate::{dialect, request::Request};
 
 /// Names that the gateway writes. A field of the agent with such a name is not passed on.

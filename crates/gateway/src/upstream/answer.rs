@@ -6,8 +6,8 @@ use serde::{Deserialize, Deserializer, de::Visitor};
 use serde_json::value::RawValue;
 
 use super::{
-    check::Fault,
     columns::{self, Choices, Ids, Matched, MetaLogprobs, TokenLogprobs},
+    fault::Fault,
 };
 use crate::completion::{AssistantMessage, ToolCall};
 

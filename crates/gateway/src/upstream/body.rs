@@ -7,7 +7,7 @@ use serde::{
 };
 use serde_json::value::RawValue;
 
-use super::{EngineCall, EngineKind, UpstreamOptions, allow};
+use super::{allow, call::EngineCall, kind::EngineKind, options::UpstreamOptions};
 use crate::{
     completion::{Finish, ToolCall},
     json,

@@ -1,6 +1,6 @@
 //! Why an engine did not answer a call.
 
-use super::{EngineKind, check::Fault};
+use super::{fault::Fault, kind::EngineKind};
 use crate::dialect::{DialectError, RETRY_AFTER_S};
 
 /// Why an engine did not answer a call. No message contains a credential or a URL.

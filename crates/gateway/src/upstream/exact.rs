@@ -12,66 +12,43 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bytes::Bytes;
 use serde::Deserialize;
 
 use forebay_bounds::work;
 
 use super::{
-    Answered, CHAT, EngineCall, EngineKind, Upstream, UpstreamError,
     answer::{EngineAnswer, Generated},
     body::{self, Ids},
-    check::{self, Part},
-    streaming::{Ended, Pieces, Progress, Streaming},
+    call::{Answered, EngineCall, ExactPrompt},
+    check,
+    client::Upstream,
+    error::UpstreamError,
+    exchange::{DERENDER, Exchange, Way},
+    kind::EngineKind,
+    observe::CHAT,
+    progress::{Ended, Pieces, Progress, Streaming},
+    sampled::Sampled,
     transport::{Events, Post, Room},
 };
-use crate::completion::{AssistantMessage, Completion, Finish, StopMatch, ToolCall, Usage, VersionSpan};
+use crate::{
+    completion::{AssistantMessage, Completion, Finish, StopMatch, ToolCall, Usage},
+    json,
+};
 
 const VLLM_GENERATE: &str = "/inference/v1/generate";
 const SGLANG_GENERATE: &str = "/generate";
-pub(super) const DERENDER: &str = "/v1/chat/completions/derender";
 const SEPARATE_REASONING: &str = "/separate_reasoning";
 const PARSE_FUNCTION_CALL: &str = "/parse_function_call";
 
 /// How many bytes are kept of a token while events arrive: its id twice and its log-probability.
 const TOKEN_BYTES: usize = 32;
 
-/// Which endpoint takes the ids of a prompt.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
-    /// SGLang's chat endpoint.
-    Chat,
-    /// SGLang's endpoint of ids.
-    Generate,
-    /// vLLM's endpoint of ids.
-    Vllm,
-}
-
-impl Way {
-    /// The ways of an engine, the best first.
-    pub(super) fn of(kind: EngineKind) -> &'static [Self] {
-        match kind {
-            EngineKind::Sglang => &[Self::Chat, Self::Generate],
-            EngineKind::Vllm => &[Self::Vllm],
-            EngineKind::Openai => &[],
-        }
+impl Upstream {
+    /// Which endpoint takes the ids of prompts. `None` if the engine has none.
+    fn way(&self) -> Option<Way> {
+        let ways = Way::of(self.options.kind);
+        ways.get(usize::from(self.generates.load(Ordering::Relaxed))).or(ways.first()).copied()
     }
-
-    /// Whether the engine must say which prompt it has read. The endpoints of ids cannot have rendered another one.
-    fn may_render(self) -> bool {
-        self == Self::Chat
-    }
-}
-
-/// A prompt that the gateway rendered.
-#[derive(Clone, Copy)]
-pub struct ExactPrompt<'a> {
-    /// Its ids, at least one.
-    pub ids: &'a [i32],
-    /// The ids that end an answer, besides those that the engine knows.
-    pub stop_ids: &'a [i32],
-    /// The text of ids without special tokens. It is needed only to parse an answer of SGLang that was continued.
-    pub text: &'a (dyn Fn(&[i32]) -> String + Sync),
 }
 
 pub(super) async fn complete(
@@ -163,49 +140,6 @@ fn bound(upstream: &Upstream, call: &EngineCall<'_>, prompt: &ExactPrompt<'_>) -
         }
         bound => Ok(bound),
     }
-}
-
-/// What was sampled so far.
-#[derive(Default)]
-pub(super) struct Sampled {
-    tokens: Vec<i32>,
-    logprobs: Vec<f32>,
-    spans: Vec<VersionSpan>,
-    version_assumed: bool,
-    /// Of the first part. The prompts of the others are in the cache anyway.
-    cached_tokens: Option<u64>,
-    /// How many parts have ids.
-    parts: u32,
-}
-
-impl Sampled {
-    fn append(&mut self, part: Part, cached_tokens: Option<u64>) {
-        if self.parts == 0 {
-            self.cached_tokens = cached_tokens;
-        }
-        self.parts += u32::from(!part.tokens.is_empty());
-        let behind = self.tokens.len() as u32;
-        for span in part.spans {
-            match self.spans.last_mut() {
-                Some(last) if last.version == span.version => last.len += span.len,
-                _ => self.spans.push(VersionSpan { start: span.start + behind, ..span }),
-            }
-        }
-        self.tokens.extend(part.tokens);
-        self.logprobs.extend(part.logprobs);
-        self.version_assumed |= part.version_assumed;
-    }
-}
-
-/// One request of a call.
-#[derive(Clone, Copy)]
-pub(super) struct Exchange<'a> {
-    pub(super) upstream: &'a Upstream,
-    way: Way,
-    pub(super) call: &'a EngineCall<'a>,
-    pub(super) prompt: &'a ExactPrompt<'a>,
-    workers: &'a [usize],
-    pub(super) rid: &'a str,
 }
 
 impl Exchange<'_> {
@@ -364,24 +298,6 @@ impl Exchange<'_> {
         }
     }
 
-    /// Whether vLLM has a parser for ids.
-    pub(super) fn parses_ids(&self) -> bool {
-        !self.upstream.speaks_plainly.load(Ordering::Relaxed)
-    }
-
-    /// The text of sampled ids.
-    fn text(&self, sampled: &[i32]) -> String {
-        self.text_behind(self.prompt.ids, sampled)
-    }
-
-    /// The text of ids behind others. Some tokenizers write a space before a word only if something is before it, so the end
-    /// of the others is decoded with them.
-    pub(super) fn text_behind(&self, before: &[i32], ids: &[i32]) -> String {
-        let tail = body::tail(before);
-        let (before, whole) = ((self.prompt.text)(tail), (self.prompt.text)(&[tail, ids].concat()));
-        whole.strip_prefix(&before).map_or_else(|| (self.prompt.text)(ids), str::to_owned)
-    }
-
     /// The whole answer.
     async fn completion(
         &self,
@@ -523,7 +439,7 @@ impl Exchange<'_> {
         }
         if let Some(parser) = parsers.tool_call.as_ref().filter(|_| !self.call.request.tools.is_empty()) {
             let tools: Vec<_> = self.call.request.tools.iter().map(|tool| &*tool.definition).collect();
-            let body = crate::json::text(&ParseCalls { text: &text, tool_call_parser: parser, tools: &tools });
+            let body = json::text(&ParseCalls { text: &text, tool_call_parser: parser, tools: &tools });
             let write = |_: &str| body.clone().into();
             let parsed: ParsedCalls = self.post(PARSE_FUNCTION_CALL, &write, reconnects).await?;
             text = parsed.normal_text.unwrap_or_default();
@@ -537,37 +453,6 @@ impl Exchange<'_> {
         }
         message.content = Some(text).filter(|text| !text.is_empty());
         Ok(message)
-    }
-
-    async fn post<T: for<'de> Deserialize<'de>>(
-        &self,
-        path: &'static str,
-        body: &(dyn Fn(&str) -> Bytes + Sync),
-        reconnects: &mut u32,
-    ) -> Result<T, UpstreamError> {
-        self.read(&self.request(path, body, Room::Waits), reconnects).await
-    }
-
-    pub(super) fn request<'b>(
-        &'b self,
-        path: &'static str,
-        body: &'b (dyn Fn(&str) -> Bytes + Sync),
-        room: Room,
-    ) -> Post<'b> {
-        // An id has up to seven bytes in a body.
-        let bytes = self.call.request.bytes + 7 * self.prompt.ids.len();
-        Post { path, workers: self.workers, session: self.call.session, rid: self.rid, bytes, body, room }
-    }
-
-    pub(super) async fn read<T: for<'de> Deserialize<'de>>(
-        &self,
-        post: &Post<'_>,
-        reconnects: &mut u32,
-    ) -> Result<T, UpstreamError> {
-        let answer = self.upstream.transport.post(post, reconnects).await?;
-        let read = work::run(answer.len(), || serde_json::from_slice(&answer)).await;
-        let shape = |error: serde_json::Error| check::Fault::Shape { why: error.to_string() };
-        read.map_err(|error| UpstreamError::untrusted(shape(error), self.upstream.options.kind))
     }
 }
 

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-use super::{EngineKind, Upstream, UpstreamOptions};
+use super::{client::Upstream, kind::EngineKind, options::UpstreamOptions};
 
 const MODELS: &str = "/v1/models";
 

@@ -6,21 +6,10 @@ use forebay_bounds::budget::Budget;
 use forebay_client::ClientOptions;
 use reqwest::Url;
 
-use super::UpstreamError;
+use super::{error::UpstreamError, kind::EngineKind};
 
 /// The largest answer has a million tokens, for each of which an engine writes about 200 bytes.
 const ANSWER_BYTES_MAX: usize = 256 << 20;
-
-/// What speaks at the other end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum EngineKind {
-    /// SGLang from 0.5.13, whose chat endpoint returns token ids, or an older one for the mode `exact`.
-    Sglang,
-    /// vLLM from 0.10.2, whose chat endpoint returns token ids.
-    Vllm,
-    /// Another engine with OpenAI's chat completions that returns token ids as vLLM does.
-    Openai,
-}
 
 /// The parsers of an SGLang server, by the names with which it was started.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

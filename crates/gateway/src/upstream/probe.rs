@@ -9,14 +9,19 @@ use std::{
 };
 
 use super::{
-    EngineCall, EngineKind, Sampling, Upstream, UpstreamError, Wanted,
-    exact::{self, ExactPrompt, Way},
+    body::Wanted,
+    call::{EngineCall, ExactPrompt, Sampling},
+    client::Upstream,
+    error::UpstreamError,
+    exact,
+    exchange::Way,
+    kind::EngineKind,
     models::Contradiction,
 };
 use crate::{
     dialect::ClientTools,
     request::{Message, Request, Role, Tool, Warnings},
-    system::{self, LaterSystem},
+    system::LaterSystem,
 };
 
 /// Prompts whose next token most models are fairly sure of, but not certain.
@@ -286,7 +291,7 @@ impl Upstream {
     pub async fn probe_later_system(&self, model: &str) -> Result<LaterSystem, UpstreamError> {
         let workers: Vec<usize> = (0..self.options().urls.len()).collect();
         for later in [LaterSystem::Keep, LaterSystem::User] {
-            let request = later.applied(system::conversation());
+            let request = later.applied(system_conversation());
             let call = call(&request, model, 1.0);
             match self.answer(&call, &probe_id(), Wanted::Recording, &workers, &mut 0).await {
                 Ok(_) => return Ok(later),
@@ -384,6 +389,17 @@ fn gaps(at_one: &[(String, f64)], at_two: &[(String, f64)]) -> Option<(f64, f64)
 #[must_use]
 pub fn probe_request() -> Request {
     request(PROMPTS[0])
+}
+
+/// The texts of the system messages in [`system_conversation`].
+pub(crate) const SYSTEM_TEXTS: [&str; 3] = ["Rule one.", "Rule two.", "Rule three."];
+
+/// A conversation that tells whether a template takes more than one system message.
+pub(crate) fn system_conversation() -> Request {
+    let [first, second, third] = SYSTEM_TEXTS.map(|text| Message::text(Role::System, text));
+    let answer = Message::text(Role::Assistant, "Yes.");
+    let question = || Message::text(Role::User, "Is water wet?");
+    Request { messages: vec![first, second, question(), answer, third, question()], ..probe_request() }
 }
 
 fn request(prompt: &str) -> Request {

@@ -6,8 +6,11 @@
 use serde::Deserialize;
 
 use super::{
-    EngineKind, Upstream, UpstreamError, Wanted, body,
+    body::{self, Wanted},
+    client::Upstream,
     columns::Ids,
+    error::UpstreamError,
+    kind::EngineKind,
     probe::{self, probe_id},
     transport::{Post, Room},
 };

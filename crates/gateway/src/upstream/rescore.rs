@@ -4,7 +4,10 @@
 //! `--logprobs-mode` is. Then the scores of the best tokens bound the value at the temperature of the call.
 
 use super::{
-    EngineKind, Upstream, UpstreamError, check,
+    check,
+    client::Upstream,
+    error::UpstreamError,
+    kind::EngineKind,
     probe::LogprobScale,
     score::{Scoring, each_of_vllm},
 };

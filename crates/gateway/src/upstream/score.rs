@@ -13,8 +13,12 @@ use serde_json::{json, value::RawValue};
 use forebay_bounds::work;
 
 use super::{
-    EngineKind, Fault, Upstream, UpstreamError, check,
+    check,
+    client::Upstream,
     columns::{Choices, Ids, MetaLogprobs},
+    error::UpstreamError,
+    fault::Fault,
+    kind::EngineKind,
     probe::{LogprobScale, scale_of_gaps},
     route,
     transport::{Post, Room},

@@ -11,22 +11,19 @@
 //! Of the tool calls only the first is sent in pieces. It is complete for the agent when the answer is recorded, and
 //! `LlamaIndex` puts calls together wrongly if a piece of one follows the beginning of another.
 
-use std::sync::{Arc, Mutex, PoisonError};
-
 use serde::{Deserialize, de::IgnoredAny};
 use serde_json::value::RawValue;
 
 use super::{
-    UpstreamError,
-    answer::EngineAnswer,
     body,
     columns::{self, Choices, TOOL_CALLS_MAX},
-    exact::{DERENDER, Exchange, Sampled},
+    error::UpstreamError,
+    exchange::{DERENDER, Exchange},
+    progress::{Pieces, Spoken, Streaming},
     transport::Room,
 };
 use crate::{
     completion::{AssistantMessage, Finish, Piece, ToolCall},
-    dialect::{ClientTool, ClientTools},
     json,
 };
 
@@ -36,83 +33,7 @@ const STEP: usize = 8;
 /// vLLM parses the next ids when the answer has grown by this part of it.
 const GROWTH: usize = 4;
 
-/// Takes the pieces of one answer. It outlives the requests to the engine.
-pub struct Streaming {
-    tools: Arc<ClientTools>,
-    send: Box<dyn Fn(Piece) + Send + Sync>,
-    progress: Mutex<Progress>,
-}
-
-/// How far an answer has got.
-#[derive(Default)]
-pub(super) struct Progress {
-    pub(super) sampled: Sampled,
-    pub(super) pieces: Pieces,
-    /// The end of the answer, which may still have to be parsed.
-    pub(super) ended: Option<Ended>,
-}
-
-/// The engine's last part of an answer; none if the answer reached the bound of tokens in another way.
-pub(super) struct Ended(pub(super) Option<EngineAnswer>);
-
-/// What was made of the ids so far.
-#[derive(Default)]
-pub(super) struct Pieces {
-    /// How many ids were parsed.
-    parsed: usize,
-    /// What vLLM must be told to go on.
-    state: Option<Box<RawValue>>,
-    message: Spoken,
-    /// How much of the thought and of the text was sent, in bytes.
-    reasoning: usize,
-    text: usize,
-    /// The same of the arguments of the first call, if it has begun.
-    arguments: Option<usize>,
-    /// The engine could not parse the ids.
-    failed: bool,
-}
-
-/// A message of which a part is known.
-#[derive(Debug, Default)]
-struct Spoken {
-    reasoning: String,
-    content: String,
-    calls: Vec<ToolCall>,
-}
-
-impl Streaming {
-    /// Sends pieces by this function. Each continues those of its kind. Calls of these tools have shapes of the client, most
-    /// of which have no pieces.
-    pub fn new(tools: Arc<ClientTools>, send: impl Fn(Piece) + Send + Sync + 'static) -> Self {
-        Self { tools, send: Box::new(send), progress: Mutex::default() }
-    }
-
-    /// Whether calls of a function can be written in pieces.
-    fn has_pieces(&self, function: &str) -> bool {
-        self.tools.get(function).is_none_or(|tool| matches!(tool, ClientTool::Function { .. }))
-    }
-
-    pub(super) fn take(&self) -> Progress {
-        std::mem::take(&mut *self.progress.lock().unwrap_or_else(PoisonError::into_inner))
-    }
-
-    /// Keeps what the next request goes on from.
-    pub(super) fn put(&self, progress: Progress) {
-        *self.progress.lock().unwrap_or_else(PoisonError::into_inner) = progress;
-    }
-}
-
 impl Pieces {
-    /// Whether anything was sent.
-    pub(super) fn is_sent(&self) -> bool {
-        self.reasoning + self.text > 0 || self.arguments.is_some()
-    }
-
-    /// How many ids were sent in some form.
-    pub(super) fn parsed(&self) -> usize {
-        self.parsed
-    }
-
     /// Parses and sends what is new, if that is enough. `sampled` are all ids so far.
     pub(super) async fn advance(&mut self, exchange: &Exchange<'_>, sampled: &[i32], streaming: &Streaming) {
         let step = self.parsed.clamp(1, STEP);

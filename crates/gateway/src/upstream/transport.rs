@@ -18,7 +18,11 @@ use forebay_bounds::{
     work,
 };
 
-use super::{EngineKind, Secret, UpstreamError, UpstreamOptions};
+use super::{
+    error::UpstreamError,
+    kind::EngineKind,
+    options::{Secret, UpstreamOptions},
+};
 use crate::dialect::RETRY_AFTER_S;
 
 /// How long the engine has to confirm that it aborted a call whose agent is gone.

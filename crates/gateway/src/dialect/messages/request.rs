@@ -11,7 +11,9 @@ use serde_json::value::RawValue;
 use crate::{
     completion::ToolCall,
     dialect::{
-        DialectError, client_tools, fields,
+        client_tools,
+        error::DialectError,
+        fields,
         tools::{self, Images, Offer, Offered},
     },
     json::{self, Fields, Item, Object},
