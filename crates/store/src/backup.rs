@@ -12,7 +12,7 @@ use std::{
 use rusqlite::{Connection, OpenFlags};
 
 use super::{
-    dialect::{Files, Names, mark_copy},
+    dialect::sqlite::{Files, Names, mark_copy},
     folders::{folder_of, sync_folder},
     segment_files::{NamedFiles, SegmentFolder, new_store_id, rename_files},
     staging::Staged,

@@ -116,7 +116,7 @@ mod tests {
     use tracing_subscriber::layer::SubscriberExt as _;
 
     use super::*;
-    use crate::{dialect::Sqlite, health::HealthReporter, op::Op, open::options::PayloadOptions, peers::Peers};
+    use crate::{dialect::sqlite::Sqlite, health::HealthReporter, op::Op, open::options::PayloadOptions, peers::Peers};
     use forebay_domain::clock::Timestamp;
     use forebay_telemetry::metrics::Metrics;
     use forebay_telemetry::requests::{RequestIdsLayer, request_ids};

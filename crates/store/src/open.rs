@@ -13,7 +13,14 @@ use self::{
     options::{PayloadKind, PayloadOptions},
     url::Place,
 };
-use crate::{dialect, folders, segment_files, store::Store};
+use crate::{
+    dialect::{
+        postgres::Postgres,
+        sqlite::{Sqlite, SqliteReading},
+    },
+    folders, segment_files,
+    store::Store,
+};
 
 /// Checks the form of the URL of an object store.
 pub fn check_objects_url(url: &str) -> Result<(), String> {
@@ -38,15 +45,15 @@ pub async fn open_or_create(url: &str, payloads: PayloadOptions, metrics: StoreM
     let place = Place::of(url)?;
     check_kind(payloads.kind, &place)?;
     let (store, is_new): (Arc<Store>, bool) = match place {
-        Place::Temporary => (Arc::new(Store::sqlite(dialect::Sqlite::open_temporary(payloads, metrics).await?)), true),
+        Place::Temporary => (Arc::new(Store::sqlite(Sqlite::open_temporary(payloads, metrics).await?)), true),
         Place::File(path) => {
             check_folder(url)?;
             let is_new = !path.exists();
-            (Arc::new(Store::sqlite(dialect::Sqlite::open(path, payloads, metrics).await?)), is_new)
+            (Arc::new(Store::sqlite(Sqlite::open(path, payloads, metrics).await?)), is_new)
         }
         Place::Postgres => {
-            let is_new = dialect::Postgres::probe(url).await?;
-            (Arc::new(Store::postgres(dialect::Postgres::open(url, payloads, metrics).await?)), is_new)
+            let is_new = Postgres::probe(url).await?;
+            (Arc::new(Store::postgres(Postgres::open(url, payloads, metrics).await?)), is_new)
         }
     };
     Ok(Opened { store, is_new })
@@ -89,7 +96,7 @@ pub async fn open_reading(url: &str, metrics: StoreMetrics) -> Result<Arc<Store>
     match Place::of(url)? {
         Place::File(path) => {
             check_exists(path)?;
-            Ok(Arc::new(Store::reading(dialect::SqliteReading::open(path).await?)))
+            Ok(Arc::new(Store::reading(SqliteReading::open(path).await?)))
         }
         Place::Temporary => Err(OpenError::Missing(url.to_owned())),
         Place::Postgres => open(url, metrics).await,
@@ -110,7 +117,7 @@ pub(crate) fn check_exists(path: &Path) -> Result<(), OpenError> {
 /// Whether a URL has a form that names a database.
 pub fn check_url(url: &str) -> Result<(), OpenError> {
     match Place::of(url)? {
-        Place::Postgres => dialect::Postgres::check_url(url),
+        Place::Postgres => Postgres::check_url(url),
         Place::File(_) | Place::Temporary => Ok(()),
     }
 }

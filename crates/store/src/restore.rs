@@ -16,7 +16,7 @@ use forebay_telemetry::metrics::StoreMetrics;
 use rusqlite::{Connection, OpenFlags};
 
 use super::{
-    dialect::{Files, Names, Sqlite, missing_from},
+    dialect::sqlite::{Files, Names, Sqlite, missing_from},
     folders::{SEGMENTS, folder_of, sync_folder, with_suffix},
     segment_files::{self, NamedFiles, SegmentFolder, new_store_id, rename_files},
     staging::Staged,

@@ -18,7 +18,11 @@ use forebay_domain::{
 use tokio::sync::{Mutex, watch};
 
 use crate::{
-    dialect::{Postgres, SqlDialect, Sqlite, SqliteReading},
+    dialect::{
+        SqlDialect,
+        postgres::Postgres,
+        sqlite::{Sqlite, SqliteReading},
+    },
     error::StoreError,
     group_commit::GroupCommit,
     op::Op,

@@ -11,7 +11,7 @@ use rustls::{
     pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _},
 };
 
-use super::{ClientError, pinned::PinnedVerifier};
+use super::{error::ClientError, pinned::PinnedVerifier};
 use crate::wire::ApiKey;
 
 /// How long a connection may be silent before it counts as broken, by default: twice the longest long poll of the API.

@@ -17,7 +17,7 @@ use rustls::{
     server::ParsedCertificate,
 };
 
-use super::{ClientError, options::unusable};
+use super::{error::ClientError, options::unusable};
 
 /// Accepts a certificate if one of the named certificates signed it, or if it is one of the named certificates.
 #[derive(Debug)]

@@ -4,7 +4,7 @@
 //! a new segment, and everything before it is context that is not trained again. That is correct, but it costs training
 //! signal, and users should see it.
 
-use super::CallSet;
+use super::set::CallSet;
 
 /// Prompts that share this many ids with an earlier call, or fewer, have nothing in common but a system prompt.
 pub const BREAK_IDS_MIN: usize = 64;

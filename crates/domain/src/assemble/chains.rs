@@ -2,7 +2,7 @@
 
 use std::cmp::Reverse;
 
-use super::CallSet;
+use super::set::CallSet;
 
 /// A chain and the calls that belong to it.
 #[derive(Clone, Debug, PartialEq, Eq)]

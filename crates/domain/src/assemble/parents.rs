@@ -7,7 +7,10 @@
 
 use std::collections::HashMap;
 
-use super::{Call, Paths, Place, Position};
+use super::{
+    call::{Call, Place},
+    paths::{Paths, Position},
+};
 
 /// The parent of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,7 +7,7 @@ use std::{
 
 use forebay_wire::Retries;
 
-use super::{Call, CallSet, Position};
+use super::{call::Call, paths::Position, set::CallSet};
 
 /// Why a call is in no segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

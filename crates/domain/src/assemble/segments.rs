@@ -2,15 +2,14 @@
 
 use forebay_wire::{Segment, VersionSpan};
 
-use super::CallSet;
-use crate::assemble::chains::Chain;
+use super::{call::Call, chains::Chain, set::CallSet};
 
 /// Builds the segment of a chain. Each id that a call of the chain sampled is trained. The ids between two calls have
 /// mask 0 and log-probability 0, and belong to the span of versions after them.
 pub(super) fn build(set: &CallSet<'_>, chain: &Chain) -> Segment {
     let prompt = set.prompt_len(chain.calls[0]);
     let mut loss_mask = vec![0; chain.response];
-    let every = |has: fn(&super::Call<'_>) -> bool| chain.calls.iter().all(|&call| has(&set.calls[call]));
+    let every = |has: fn(&Call<'_>) -> bool| chain.calls.iter().all(|&call| has(&set.calls[call]));
     let mut logprobs = every(|call| call.logprobs.is_some()).then(|| vec![0.0; chain.response]);
     let mut versions = every(|call| call.versions.is_some()).then(Vec::new);
     for (place, &call) in chain.calls.iter().enumerate() {

@@ -6,24 +6,22 @@
 //! before what slows it, and that before hints about tuning. Every state ends by itself when its condition ends.
 //!
 //! [`facts`]: what is looked at. `condition`: which state. `causes`: what explains it. `excluded`: what does not,
-//! and what cannot be known. `sentence`: numbers in words.
+//! and what cannot be known. `finding`: what they consist of. `sentence`: numbers in words.
 
 pub mod causes;
 pub mod condition;
 pub mod excluded;
 pub mod facts;
+mod finding;
 pub mod sentence;
 #[cfg(test)]
 mod tests;
-
-use std::collections::BTreeMap;
 
 use forebay_wire::PolicyCondition;
 
 use self::facts::Facts;
 
-/// Numbers of a sentence, by their names. All of them are finite.
-pub type Numbers = BTreeMap<&'static str, f64>;
+pub use finding::{Cause, Finding, Numbers};
 
 /// Causes of one state that are named at most.
 const CAUSES_MAX: usize = 8;
@@ -40,34 +38,6 @@ pub struct Explanation {
     pub ruled_out: Vec<Finding>,
     /// What the ledger cannot say.
     pub unknown: Vec<Finding>,
-}
-
-/// Something that explains a state.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Cause {
-    /// A stable code.
-    pub code: &'static str,
-    /// The filter that it is about.
-    pub filter: Option<String>,
-    /// The part of the waiting time, 0 to 1, that would be saved without the cause; causes are ranked by it.
-    pub weight: f64,
-    /// One sentence.
-    pub text: String,
-    /// The numbers of the sentence.
-    pub numbers: Numbers,
-    /// A call that lists what the cause is about.
-    pub see: Option<String>,
-}
-
-/// Something that was looked at.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Finding {
-    /// A stable code.
-    pub code: &'static str,
-    /// One sentence or phrase.
-    pub text: String,
-    /// The numbers of the sentence.
-    pub numbers: Numbers,
 }
 
 /// Explains the state of a policy.

@@ -31,7 +31,11 @@ use futures::{StreamExt as _, stream};
 use serde_json::json;
 
 use crate::{
-    atropos::{Atropos, NAME, convert, run::Run},
+    atropos::{
+        convert,
+        run::Run,
+        shared::{Atropos, NAME},
+    },
     calls::Call,
 };
 

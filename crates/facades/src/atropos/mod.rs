@@ -26,6 +26,7 @@ mod convert;
 mod post;
 mod retries;
 mod run;
+mod shared;
 mod state;
 mod wire;
 
@@ -46,29 +47,17 @@ use forebay_wire::{
 use serde_json::{Value, json};
 
 use crate::{
-    Facade,
     atropos::{
         convert::Names,
-        retries::Posts,
         run::{ENVIRONMENTS_MAX, Queued, TooManyEnvironments},
-        state::Cache,
+        shared::{Atropos, NAME},
         wire::{EnvIdentifier, RegisterEnv, Registration, ScoredData},
     },
     calls::{Call, Posted},
     needs_of,
 };
 
-/// The name of the protocol in leases.
-const NAME: &str = "atropos";
-
-/// What the handlers of this facade share besides what all facades share.
-#[derive(Default)]
-pub(super) struct Shared {
-    cache: Cache,
-    posts: Posts,
-}
-
-type Atropos = Facade<Shared>;
+pub(super) use shared::Shared;
 
 /// What each route needs.
 const ROUTES: &[(&str, &str, Needs)] = &[

@@ -36,10 +36,10 @@ use hyper::body::{Frame, SizeHint};
 use serde_json::{Value, json};
 
 use crate::atropos::{
-    Atropos,
     convert::{self, Names},
     retries::{Post, RETRY_WINDOW_S, digest},
     run::{Environment, Run},
+    shared::Atropos,
     wire::ScoredData,
 };
 

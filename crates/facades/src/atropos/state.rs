@@ -9,7 +9,7 @@ use axum::http::StatusCode;
 use forebay_api::http::problem::Failure;
 use forebay_domain::facades::FacadeState;
 
-use crate::atropos::{Atropos, run::Run};
+use crate::atropos::{run::Run, shared::Atropos};
 
 /// How often a change is tried while others change the state at the same time.
 const ATTEMPTS_MAX: u32 = 100;

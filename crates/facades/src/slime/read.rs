@@ -22,7 +22,12 @@ use serde_json::json;
 
 use crate::{
     calls::{Call, Posted},
-    slime::{NAME, Slime, generations::instance_of, item, number, options},
+    slime::{
+        body::{number, options},
+        generations::instance_of,
+        item,
+        options::{NAME, Slime},
+    },
 };
 
 /// The most groups of one read.

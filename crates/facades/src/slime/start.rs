@@ -15,7 +15,10 @@ use serde_json::{Value, json};
 
 use crate::{
     calls::{Call, Posted},
-    slime::{NAME, Slime, number, options},
+    slime::{
+        body::{number, options},
+        options::{NAME, Slime},
+    },
 };
 
 pub(super) async fn start(

@@ -29,10 +29,10 @@ use tokio::time::Instant;
 use crate::{
     calls::{Call, Posted},
     slime::{
-        Slime,
+        body::text,
         generations::{self, Generation},
         item::Item,
-        text,
+        options::Slime,
     },
 };
 

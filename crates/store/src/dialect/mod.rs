@@ -4,8 +4,8 @@
 //! values are bound and read. The statements themselves belong to the operations. If a statement needs a text for each
 //! database, both stand side by side in a [`Statement`](super::sql::Statement).
 
-mod postgres;
-mod sqlite;
+pub(super) mod postgres;
+pub(super) mod sqlite;
 
 use crate::op::Op;
 use std::sync::Arc;
@@ -16,9 +16,6 @@ use super::{
     segment_files::{Objects, PlaceReader, Standing},
 };
 use crate::{error::StoreError, peers::Peers};
-
-pub(super) use postgres::Postgres;
-pub(super) use sqlite::{Files, Names, Sqlite, SqliteReading, mark_copy, missing_from};
 
 /// A database that runs operations.
 pub(super) trait SqlDialect: Send + Sync + 'static {

@@ -6,13 +6,15 @@
 
 use std::fmt::Write as _;
 
+use forebay_wire::PolicyCondition as State;
+
 use super::{
-    Cause, Numbers, PolicyCondition as State,
     condition::{
         failing, flatness, is_near_bound, lost_group_share, lost_rollout_share, overdue, overdue_after, recent_steps,
         stale_mean, untaken_since,
     },
     facts::{FILTER_FAILS, Facts, RULES_CHANGED, Window, median},
+    finding::{Cause, Numbers},
     sentence::{
         bytes, consumer, count, duration, duration_us, is, percent, plural, real, seconds, share, short_id, was, within,
     },

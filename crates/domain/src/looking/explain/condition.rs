@@ -3,9 +3,11 @@
 //! Thresholds are the policy's own medians with a floor, so that a policy whose steps take an hour is not called stuck
 //! after ten minutes.
 
+use forebay_wire::PolicyCondition as State;
+
 use super::{
-    Cause, PolicyCondition as State,
     facts::{EnvironmentFacts, Facts, Lease, StepFacts, Window},
+    finding::Cause,
     sentence::{bytes, consumer, count, duration, duration_us, is, percent, plural, real, share, short_id, within},
 };
 

@@ -2,9 +2,11 @@
 
 use std::fmt::Write as _;
 
+use forebay_wire::PolicyCondition as State;
+
 use super::{
-    Finding, Numbers, PolicyCondition as State,
     facts::Facts,
+    finding::{Finding, Numbers},
     sentence::{bytes, count, duration, duration_us, plural, real, seconds, within},
 };
 
