@@ -10,6 +10,7 @@ mod arrow;
 mod batches;
 mod bench;
 mod cancelled;
+mod circles;
 mod client;
 mod commands;
 mod components;
