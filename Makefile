@@ -12,10 +12,10 @@ help: ## Print this list
 run: ## Serve on 127.0.0.1:8080 with an SQLite database in data/; needs Rust and a C compiler
 	$(CARGO) run --release --bin forebay -- serve
 
-check: ## Check an edit in two minutes: formatting, lints, unit tests, and the integration tests on SQLite that are fast
+check: ## Check an edit in two minutes: formatting, lints, unit tests, and the fast integration tests on SQLite; TESTS="facades::" runs those instead
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --all-targets -- -D warnings
-	./scripts/check
+	./scripts/check $(TESTS)
 
 test: test-$(or $(ONLY),all) ## Run all lints and tests, and download what is missing; ONLY=service, console, python or trainer runs a part
 

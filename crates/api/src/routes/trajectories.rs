@@ -389,6 +389,7 @@ fn refused(line: u64, failure: Failure) -> BulkLine {
     BulkLine { line, status: problem.status, receipt: None, problem: Some(problem) }
 }
 
+/// One trajectory, or a bundle.
 #[derive(ToSchema)]
 #[serde(untagged)]
 #[expect(dead_code, reason = "it only describes a body")]
