@@ -1,6 +1,6 @@
 //! Work on the bytes of agents, on threads where it may take its time.
 
-use forebay_bounds::work::core;
+use forebay_bounds::work;
 use forebay_gateway::{
     DialectError,
     cancel::{Cancellation, Waiting},
@@ -13,13 +13,7 @@ pub(crate) async fn run<T: Send + 'static>(
 ) -> Result<T, DialectError> {
     let waiting = Waiting::default();
     let cancellation = waiting.cancellation();
-    let core = core().await;
-    let work = move || {
-        let done = work(&cancellation);
-        drop(core);
-        done
-    };
-    tokio::task::spawn_blocking(work).await.map_err(|_| DialectError::Internal)?
+    work::on_thread(move || work(&cancellation)).await.map_err(|_| DialectError::Internal)?
 }
 
 #[cfg(test)]

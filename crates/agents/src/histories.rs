@@ -4,6 +4,7 @@
 
 use std::collections::HashMap;
 
+use forebay_bounds::work;
 use forebay_domain::ids::PolicyName;
 use forebay_gateway::{
     Completion,
@@ -81,7 +82,7 @@ impl SessionHistory {
         }
         let texts = buffer.recorded_texts(permit).await?;
         let mut history = std::mem::take(self);
-        let read = tokio::task::spawn_blocking(move || history.read(&texts, holds).map(|()| history));
+        let read = work::on_thread(move || history.read(&texts, holds).map(|()| history));
         *self = read.await.map_err(|_| StoreError::Closed)??;
         Ok(())
     }

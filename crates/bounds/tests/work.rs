@@ -10,6 +10,7 @@ use std::{
 };
 
 use forebay_bounds::work;
+use futures::FutureExt as _;
 
 /// How long a test waits for something that happens at once on an idle machine.
 const PATIENCE: Duration = Duration::from_mins(1);
@@ -60,4 +61,38 @@ fn as_much_work_runs_at_a_time_as_there_are_cores() {
         runtime.block_on(call).expect("the task goes on");
     }
     assert!(most.load(Ordering::SeqCst) <= cores);
+}
+
+#[test]
+fn work_that_nobody_polls_keeps_no_core() {
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    runtime().block_on(async {
+        let (begins, begun) = mpsc::channel();
+        let (ends, end) = tokio::sync::watch::channel(false);
+        let taken: Vec<_> = (0..cores)
+            .map(|_| {
+                let (begins, end) = (begins.clone(), end.clone());
+                let work = move || {
+                    begins.send(()).expect("the test waits");
+                    while !*end.borrow() {
+                        std::thread::yield_now();
+                    }
+                };
+                tokio::spawn(work::on_thread(work))
+            })
+            .collect();
+        for _ in 0..cores {
+            begun.recv_timeout(PATIENCE).expect("all cores are taken");
+        }
+        // These wait for a core, and are not polled any more.
+        let mut unpolled: Vec<_> = (0..cores).map(|_| Box::pin(work::on_thread(|| ()))).collect();
+        assert!(unpolled.iter_mut().all(|future| future.now_or_never().is_none()));
+        ends.send(true).expect("the work waits");
+        for work in taken {
+            work.await.expect("the task goes on").expect("the work is done");
+        }
+        let later = tokio::time::timeout(PATIENCE, work::on_thread(|| ())).await;
+        later.expect("there are free cores").expect("the work is done");
+        drop(unpolled);
+    });
 }

@@ -9,10 +9,13 @@ use axum::{
     http::{HeaderMap, HeaderValue, StatusCode, header},
 };
 use bytes::Bytes;
-use forebay_bounds::budget::{
-    Budget, Owner, Shares,
-    arriving::{self, Arriving, Unread},
-    collected::{Collected, NoMemory},
+use forebay_bounds::{
+    budget::{
+        Budget, Owner, Shares,
+        arriving::{self, Arriving, Unread},
+        collected::{Collected, NoMemory},
+    },
+    work,
 };
 use forebay_domain::access::Grant;
 use forebay_gateway::structure;
@@ -222,7 +225,7 @@ async fn read_whole(
     }
     let paid = Paid { budget: budget.clone(), bytes: shares.bytes(), shares };
     let expand = move || expand(&bytes, coding, max, paid);
-    tokio::task::spawn_blocking(expand).await.map_err(|_| stopped())?
+    work::on_thread(expand).await.map_err(|_| stopped())?
 }
 
 /// Why a body was not read, as an answer.

@@ -9,6 +9,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
+use forebay_bounds::work;
 use forebay_domain::{
     formats::call::unpack_text,
     ids::{PolicyName, SessionPk},
@@ -53,7 +54,7 @@ pub(super) async fn causes(
         let page = texts::page(buffer, session, after).await?;
         let Some(end) = page.last().map(|texts| texts.seq) else { break };
         let calls = Arc::clone(calls);
-        let adding = tokio::task::spawn_blocking(move || {
+        let adding = work::on_thread(move || {
             for texts in &page {
                 add(&mut conversations, &calls, texts, session);
             }

@@ -8,6 +8,7 @@ use forebay_domain::{
 };
 use forebay_store::{error::StoreError, ops::session::calls::FindCalls};
 use tokio::sync::{Semaphore, SemaphorePermit};
+use tracing::Instrument as _;
 
 use crate::Buffer;
 
@@ -21,8 +22,8 @@ pub(super) struct SessionCalls {
 }
 
 impl SessionCalls {
-    /// Reads all calls of a session. As many sessions are read at once as there are cores, because each may hold
-    /// `sessions.max_session_bytes`.
+    /// Reads all calls of a session. They may take `sessions.max_session_bytes` of memory, so callers hold
+    /// [`one_of_few`] until they have dropped them.
     pub(super) async fn read(buffer: &Buffer, session: SessionPk) -> Result<Self, StoreError> {
         let mut calls: Vec<StoredCall> = Vec::new();
         loop {
@@ -64,12 +65,21 @@ impl SessionCalls {
     }
 }
 
-/// Waits until one of the few sessions whose calls are in memory is done. This is no bound of work: a session keeps its
-/// place while its calls are read from the database, and takes a core only for what it does with them.
+/// Takes one of the places of sessions whose calls are in memory. There are as many as cores. A place does not bound
+/// work: a session keeps it while its calls are read from the database, and takes a core only for what it does with
+/// them.
 pub(super) async fn one_of_few() -> Result<SemaphorePermit<'static>, StoreError> {
     static SESSIONS: LazyLock<Semaphore> =
         LazyLock::new(|| Semaphore::new(std::thread::available_parallelism().map_or(1, NonZero::get)));
     SESSIONS.acquire().await.map_err(|_| StoreError::Closed)
+}
+
+/// Runs what takes one of the few places in a task of its own, for callers that write an answer: nobody polls them
+/// while their client does not read, and such a client would keep the place.
+pub(super) async fn in_own_task<T: Send + 'static>(
+    reading: impl Future<Output = Result<T, StoreError>> + Send + 'static,
+) -> Result<T, StoreError> {
+    tokio::spawn(reading.in_current_span()).await.map_err(|_| StoreError::Closed)?
 }
 
 /// The error for calls that follow each other in a circle, which are damaged.

@@ -35,7 +35,7 @@ use crate::{
     Buffer,
     error::BufferError,
     session::{
-        calls::SessionCalls,
+        calls::{SessionCalls, in_own_task, one_of_few},
         delivery::Delivered,
         in_flight::Guard,
         recent::{KnownCalls, RecentSessions},
@@ -480,15 +480,23 @@ impl SessionPaths {
         if self.known.has_all(session.calls) {
             return Ok(());
         }
-        // A prompt may share ids with any earlier call, so all of them are read.
-        let stored = SessionCalls::read(buffer, session.session_pk).await?;
-        for call in &stored.calls {
-            if !self.known.has(call.seq) {
-                let paths = self.policies.entry(call.policy.clone()).or_default();
-                paths.add(call.seq, &stored.prompt(call), &call.columns.ids, call.head.stopped_on_token);
-                self.known.learn(call.seq);
+        // A prompt may share ids with any earlier call, so all of them are read. After a restart every session does
+        // this with its next call. Nobody who is one of the few waits for the trees of a session, so there is no
+        // deadlock.
+        let (buffer, session, mut paths) = (buffer.clone(), session.session_pk, std::mem::take(self));
+        let reading = async move {
+            let _few = one_of_few().await?;
+            let stored = SessionCalls::read(&buffer, session).await?;
+            for call in &stored.calls {
+                if !paths.known.has(call.seq) {
+                    let of_policy = paths.policies.entry(call.policy.clone()).or_default();
+                    of_policy.add(call.seq, &stored.prompt(call), &call.columns.ids, call.head.stopped_on_token);
+                    paths.known.learn(call.seq);
+                }
             }
-        }
+            Ok::<_, StoreError>(paths)
+        };
+        *self = in_own_task(reading).await?;
         Ok(())
     }
 

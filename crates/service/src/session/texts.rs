@@ -12,7 +12,7 @@ use crate::{
     Buffer,
     error::BufferError,
     session::{
-        calls::{SessionCalls, one_of_few},
+        calls::{SessionCalls, in_own_task, one_of_few},
         record::CallPermit,
     },
 };
@@ -108,19 +108,22 @@ impl Buffer {
     /// The recorded calls of the session with their requests and answers.
     #[instrument(level = "debug", skip_all, fields(session.id = %permit.session_id()))]
     pub async fn recorded_texts(&self, permit: &CallPermit) -> Result<RecordedTexts, BufferError> {
-        let session = permit.session_pk();
-        let _few = one_of_few().await?;
-        let mut texts: Vec<CallTexts> = Vec::new();
-        loop {
-            let after = texts.last().map_or(0, |texts| texts.seq);
-            let page = page(self, session, after).await?;
-            let is_last = page.len() < TEXTS_PAGE as usize;
-            texts.extend(page);
-            if is_last {
-                let calls = SessionCalls::read(self, session).await?;
-                return Ok(RecordedTexts { session, calls, texts });
+        let (buffer, session) = (self.clone(), permit.session_pk());
+        let reading = async move {
+            let _few = one_of_few().await?;
+            let mut texts: Vec<CallTexts> = Vec::new();
+            loop {
+                let after = texts.last().map_or(0, |texts| texts.seq);
+                let page = page(&buffer, session, after).await?;
+                let is_last = page.len() < TEXTS_PAGE as usize;
+                texts.extend(page);
+                if is_last {
+                    let calls = SessionCalls::read(&buffer, session).await?;
+                    return Ok(RecordedTexts { session, calls, texts });
+                }
             }
-        }
+        };
+        Ok(in_own_task(reading).await?)
     }
 }
 
