@@ -3,8 +3,11 @@
 CARGO ?= cargo
 PYTHON_ENV = python=$$(./scripts/python-env
 RELEASE = $${CARGO_TARGET_DIR:-target}/release
+# Shells may have variables with these names, such as NAME in WSL.
+$(foreach variable,NAME ONLY TESTS SEED,$(if $(filter environment,$(origin $(variable))),$(eval $(variable) :=)))
 
-.PHONY: help run check test endure demo examples lint generate bench outside fuzz audit wheel libtorch
+.PHONY: help run check test endure demo examples lint generate bench outside fuzz audit wheel
+.PHONY: test-all test-service test-console test-python test-trainer release libtorch fuzz-parsers fuzz-api
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -15,7 +18,7 @@ run: ## Serve on 127.0.0.1:8080 with an SQLite database in data/; needs Rust and
 check: ## Check an edit in two minutes: formatting, lints, unit tests, and the fast integration tests on SQLite; TESTS="facades::" runs those instead
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --all-targets -- -D warnings
-	./scripts/check $(TESTS)
+	CARGO="$(CARGO)" ./scripts/check $(TESTS)
 
 test: test-$(or $(ONLY),all) ## Run all lints and tests, and download what is missing; ONLY=service, console, python or trainer runs a part
 
@@ -49,7 +52,7 @@ test-trainer: libtorch
 	$(CARGO) test -p forebay-trainer
 
 endure: ## Run the long versions of the tests and print a table of their counts: kills, power cuts, histories, the model, growth; hours; SEED=7, TESTS="model::"
-	./scripts/endure --seed $(or $(SEED),7) $(TESTS)
+	CARGO="$(CARGO)" ./scripts/endure --seed $(or $(SEED),7) $(TESTS)
 
 demo: libtorch ## Train a small model from random weights with the service, an engine, an agent and the trainer; NAME=exam_swarm trains another agent of examples/, RUN="--seed 2" are options
 	$(CARGO) build --release -p forebay-trainer
@@ -73,7 +76,7 @@ generate: ## Write what is generated: openapi/forebay.json from the routes, the 
 	./scripts/python-wire > python/forebay/_wire.py
 	$(CARGO) run -q --example dashboard > configs/grafana-dashboard.json
 
-bench: bench-$(or $(NAME),ingest) ## Measure NAME=ingest, sessions, overload, growth, export, client, batches, facades, engines, instructions, trainer, serve or simulation; BENCH="--rounds 3" are options
+bench: bench-$(or $(NAME),ingest) ## Measure NAME=ingest, sessions, overload, growth, export, client, batches, facades, engines, instructions, trainer, serve or simulation; BENCH="--rounds 3" are options of its script
 
 # Durable ingest beside a handler that only reads; SLIME_URL and ATROPOS_URL add services.
 bench-ingest: release

@@ -2,8 +2,8 @@
 //! the time of a finish.
 //!
 //! Service, engine and agents are processes and tasks of one machine. The engine answers after a pause, with ids that
-//! continue the conversation; it is asked directly and through sessions in turn. `make bench NAME=sessions` prints tables;
-//! nothing is asserted.
+//! continue the conversation; it is asked directly and through sessions in turn. `make bench NAME=sessions` prints
+//! tables; nothing is asserted.
 
 use std::{
     io::Write as _,

@@ -70,7 +70,10 @@ class Service:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        self.temporary.cleanup()
+            # What it left is not what a service leaves, so figures after this would say nothing.
+            raise
+        finally:
+            self.temporary.cleanup()
 
 
 class Client:

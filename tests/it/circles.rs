@@ -1,8 +1,8 @@
 //! No more than three files of a crate import each other in a circle: a larger circle can only be read as a whole.
 //!
-//! A file imports another one if one of its paths leads into the module that the other file defines. An item that a parent
-//! passes on with `pub use` counts as the parent's. The root of a crate puts its modules together, so what it imports does
-//! not count. Tests are left out, and so is the trainer, whose `serve` has a larger circle.
+//! A file imports another one if one of its paths leads into the module that the other file defines. An item that a
+//! parent passes on with `pub use` counts as the parent's. The root of a crate puts its modules together, so what it
+//! imports does not count. Tests are left out, and so is the trainer, whose `serve` has a larger circle.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -282,10 +282,20 @@ fn every_problem_type_is_in_the_table() {
 #[test]
 fn verbs_of_make_in_documents_exist() {
     let makefile = fs::read_to_string(repository().join("Makefile")).expect("it is there");
-    let target = regex(r"(?m)^([a-z-]+):");
-    let targets: BTreeSet<&str> = target.captures_iter(&makefile).map(|found| found.extract::<1>().1[0]).collect();
-    let verb = regex(r"^(?:[A-Z_]+=\S+ )*make ([a-z-]+)\b");
-    check(|_, name| verb.captures(name).is_some_and(|found| !targets.contains(&found[1])));
+    let (target, help) = (regex(r"(?m)^([a-z-]+):"), regex(r"(?m)^([a-z-]+):.* ## "));
+    let found = |pattern: &Regex| -> BTreeSet<String> {
+        pattern.captures_iter(&makefile).map(|found| found[1].to_owned()).collect()
+    };
+    let (targets, verbs) = (found(&target), found(&help));
+    let verb = regex(r"^(?:[A-Z_]+=\S+ )*make ([a-z-]+)\b(?:.* (?:NAME|ONLY)=([a-z_-]+))?");
+    check(|_, name| {
+        verb.captures(name).is_some_and(|found| match (&found[1], found.get(2)) {
+            (verb, _) if !verbs.contains(verb) => true,
+            ("demo", Some(name)) => !REPOSITORY.paths.contains(&format!("examples/{}.toml", name.as_str())),
+            (verb, Some(name)) => !targets.contains(&format!("{verb}-{}", name.as_str())),
+            (_, None) => false,
+        })
+    });
 }
 
 /// The anchors of a document's headings, as GitHub makes them.

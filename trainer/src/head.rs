@@ -1,4 +1,4 @@
-//! Stage 3: log-probabilities and entropies of trained tokens, and their gradients, computed one chunk of logits at a
+//! Log-probabilities and entropies of trained tokens, and their gradients, computed one chunk of logits at a
 //! time.
 //!
 //! This is separate because the logits are the largest tensor of a step: autograd's log-softmax would hold `[N, V]`

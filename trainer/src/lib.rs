@@ -6,7 +6,7 @@
 //! 1. [`service`] and [`feed`]: one policy of a buffer; batches leased ahead, with heartbeats.
 //! 2. [`rows`] and [`microbatch`]: samples become checked rows, rows become tensors under a token budget.
 //! 3. [`model`] and [`head`]: Hugging Face decoders; log-probabilities over the vocabulary, one chunk at a time.
-//! 4. [`loss`] and [`returns`]: every objective as a pure function of tensors.
+//! 4. [`returns`] and [`loss`]: advantages per token, and every objective as a pure function of tensors.
 //! 5. [`optimizer`]: updates, gradient clipping, schedules.
 //! 6. [`learner`]: one step made of the above: gradients of a batch, and the update of the weights.
 //! 7. [`state`] and [`checkpoint`]: the state that survives a crash, and weights as checkpoints that other programs can

@@ -1,4 +1,4 @@
-//! Stage 2: groups the rows of one batch under a token budget and lays them out as tensors.
+//! Groups the rows of one batch under a token budget and lays them out as tensors.
 //!
 //! This is separate because only this stage knows both layouts: padded `[B, S]` for the model, and flat `[N]` over
 //! trained tokens for all later stages. Only the hidden states that predict a trained token go through the head, which

@@ -1,4 +1,4 @@
-//! Stage 4: advantages per token for the objectives that need the whole batch first: REINFORCE++ and PPO.
+//! Advantages per token for the objectives that need the whole batch first: REINFORCE++ and PPO.
 //!
 //! This is separate from [`crate::loss`] because it reads whole sequences and whole batches, runs once before the first
 //! microbatch, and is never differentiated, except for the critic's loss at the end.

@@ -1,4 +1,4 @@
-//! Stage 1: converts rows of the service's `/samples` to training rows. The next stage is [`crate::microbatch`].
+//! Converts rows of the service's `/samples` to training rows. The next stage is [`crate::microbatch`].
 //!
 //! This is separate because it is the only place that handles unchecked data. A [`Row`] is checked once and contains
 //! per-token columns only at its trained tokens, so values that a producer wrote at masked tokens cannot reach a loss.

@@ -5,7 +5,7 @@
 //!     model/                  a complete Hugging Face checkpoint, float32
 //!     critic/                 likewise, where there is a critic
 //!     average/                likewise, the policy's averaged weights, where an average is kept
-//!     optimizer.safetensors   first and second moments of both, by parameter name
+//!     optimizer.safetensors   first and second moments of both, and averages, by parameter name
 //!     trainer.json            step, format, BLAKE3 digest of every other file
 //! ```
 //!

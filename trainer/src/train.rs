@@ -360,6 +360,7 @@ impl Trainer<'_> {
             step_began = Instant::now();
             let report = report(learner.step(), self.publisher.newest().version, &consumed, &rows, &outcome, pace);
             self.reporter.step(&report).map_err(|source| unwritten(self.life.lines, source))?;
+            // This makes room, so that the feed leases the next batch while the step is saved.
             drop(consumed);
             if learner.step() % self.life.config.checkpoint.every == 0 {
                 self.save(learner)?;

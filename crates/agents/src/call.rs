@@ -109,11 +109,11 @@ impl Call {
         let parse = |references: &mut References| {
             let Some(mut request) = dialect.parse_with(&bytes, references)? else { return Ok(None) };
             // A name that the session does not know is refused later.
-            let is_recorded = permit.policy(&request.model).is_ok_and(|policy| policy.is_some());
-            if is_recorded {
+            let is_to_be_recorded = permit.policy(&request.model).is_ok_and(|policy| policy.is_some());
+            if is_to_be_recorded {
                 request = request.recorded()?;
             }
-            Ok::<_, DialectError>(Some((*blake3::hash(&bytes).as_bytes(), request, is_recorded)))
+            Ok::<_, DialectError>(Some((*blake3::hash(&bytes).as_bytes(), request, is_to_be_recorded)))
         };
         let mut references = References::default();
         let adapting = async {
@@ -122,20 +122,20 @@ impl Call {
                 references::resolve(&agents, &permit, &mut references, &mut shares).await?;
                 parsed = work::run(length, || parse(&mut references)).await?;
             }
-            let (digest, request, is_recorded) = parsed.ok_or(DialectError::Internal)?;
-            Ok((digest, agents.upstreams().adapted(&permit, request).await?, is_recorded))
+            let (digest, request, is_to_be_recorded) = parsed.ok_or(DialectError::Internal)?;
+            Ok((digest, agents.upstreams().adapted(&permit, request).await?, is_to_be_recorded))
         };
         let adapted = adapting.await;
         let notes = notes(is_repaired, &adapted);
         agents.buffer().note_session(&permit, notes).await.map_err(refusal::of)?;
-        let (digest, mut request, is_recorded) = adapted?;
+        let (digest, mut request, is_to_be_recorded) = adapted?;
         drop(bytes);
         let canonical = || {
             let canonical = Canonical::of(&request);
             // A later request may name the answer instead of sending the conversation.
             if dialect == Dialect::Responses { canonical.with_links(&request) } else { canonical }
         };
-        let canonical = work::run(length, || is_recorded.then(canonical)).await;
+        let canonical = work::run(length, || is_to_be_recorded.then(canonical)).await;
         check_name(&request.model).map_err(|why| DialectError::Invalid { field: "model".to_owned(), why })?;
         for warning in request.warnings.iter() {
             tracing::debug!(warning, "a part of a call was left out");
@@ -415,7 +415,7 @@ impl Drop for Call {
 fn notes(is_repaired: bool, adapted: &Result<([u8; 32], Request, bool), DialectError>) -> SessionNotes {
     let noted = |applies: bool, note| if applies { note } else { SessionNotes::default() };
     let (refused, has_images) = match adapted {
-        Ok((_, request, is_recorded)) => (false, *is_recorded && request.image.is_some()),
+        Ok((_, request, is_to_be_recorded)) => (false, *is_to_be_recorded && request.image.is_some()),
         Err(error) => (error.is_unsupported_part(), false),
     };
     noted(is_repaired, SessionNotes::LONE_SURROGATES)

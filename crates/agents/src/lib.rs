@@ -10,7 +10,7 @@
 //! 3. `call`: the call is recorded once the engine has answered. `asking` has it answer, `upstreams` knows the engines
 //!    and whether they are ready, `histories` knows the calls before, and `exact` renders prompts for engines that are
 //!    sent ids. `references` finds answers that a call names instead of sending them.
-//! 4. `answer`: the answer is written, at once or as events.
+//! 4. `answer`: has `call` answer and writes it, at once or as events. `orphans` goes on with calls whose agent is gone.
 //!
 //! `audits` has the engine score a sample of recorded calls again. `counting` tells agents how many tokens a prompt has,
 //! and `teachers` lets engines score the segments of finished sessions. `breaks` says why prompts do not continue earlier calls. `blocking` runs what grows with the bytes of an agent,

@@ -10,7 +10,8 @@
 //! - [`ingest`] decides a rollout by the filters that [`evaluation`] has evaluated; [`finalize`] decides its group, and
 //!   [`advantage`] computes what its rollouts are worth.
 //! - [`batch`] cuts batches of ready groups and [`lease`] is who holds one; [`staleness`], [`weights`], [`shard`] and
-//!   [`samples`] say what a trainer gets. [`reads`] is for consumers without leases, [`lineage`] for versions and epochs.
+//!   [`samples`] say what a trainer gets. [`reads`] is for consumers whose next read acks, [`lineage`] for versions and
+//!   epochs.
 //! - [`sweep`] is what time does.
 //!
 //! Each of these has the requests and answers of the store, which are plain types, beside the decisions about them.

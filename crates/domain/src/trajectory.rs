@@ -646,9 +646,9 @@ fn digest(
     }
     hasher.option(messages, |hasher, json| hasher.digest(json.digest));
     hasher.option(metadata, |hasher, json| hasher.digest(json.digest));
-    // It adds nothing if it is absent, so such contents have the digests that versions without executions stored. A further
-    // field must be hashed like this, and behind its name: a rollout with only this field would otherwise have the digest
-    // of one whose execution has the same text as its id.
+    // It adds nothing if it is absent, so such contents have the digests that versions without executions stored. A
+    // further field must be hashed like this, and behind its name: a rollout with only this field would otherwise
+    // have the digest of one whose execution has the same text as its id.
     if let Some(execution_id) = execution_id {
         hasher.text(execution_id);
     }

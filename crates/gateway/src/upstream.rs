@@ -1,16 +1,17 @@
 //! The client of inference engines. In the mode `observe` the engine renders the prompt and tells its ids. In the mode
 //! `exact` the gateway sends ids.
 //!
-//! A `call` passes through the submodules in this order: `route` chooses the worker, `body` writes the engine's request
-//! with what `allow` lets pass, `transport` sends it and takes the bytes of the answer from a budget, `answer` reads what
-//! came back, with its lists in `columns`, and `check` makes a [`Completion`] of it or says which [`Fault`] it has, for
-//! which `versions` maps the engine's labels to spans. `observe` repeats this if the engine aborts the call. `exact` does
-//! the same for a call with ids, each of whose requests is an `exchange`, and continues it behind what was `sampled`. In the
-//! meantime `streaming` sends the agent what was sampled so far, and notes in `progress` what that was.
+//! A `call` passes through the submodules in this order: `route` chooses the worker, `body` writes the engine's
+//! request with what `allow` lets pass, `transport` sends it and takes the bytes of the answer from a budget,
+//! `answer` reads what came back, with its lists in `columns`, and `check` makes a [`Completion`] of it or says which
+//! [`Fault`] it has, for which `versions` maps the engine's labels to spans. `observe` repeats this if the engine
+//! aborts the call. `exact` does the same for a call with ids, each of whose requests is an `exchange`, and continues
+//! it behind what was `sampled`. In the meantime `streaming` sends the agent what was sampled so far, and notes in
+//! `progress` what that was.
 //!
-//! [`probe`] makes such calls before any agent does, compares what `models` reads with the configuration, and has `render`
-//! ask for prompts to compare. `score` has an engine report the log-probabilities of given ids, and `rescore` those of ids
-//! that it has sampled. All of them use the connections of `client`.
+//! [`probe`] makes such calls before any agent does, compares what `models` reads with the configuration, and has
+//! `render` ask for prompts to compare. `score` has an engine report the log-probabilities of given ids, and
+//! `rescore` those of ids that it has sampled. All of them use the connections of `client`.
 
 mod allow;
 mod answer;

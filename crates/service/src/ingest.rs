@@ -1,6 +1,6 @@
 //! Stage 2, ingest: stores bundles of rollouts and decides every group that they complete.
 //!
-//! The store calls the functions of `decide` in its transaction, so the post that completes a group is
+//! The store decides in its transaction with functions of the domain, so the post that completes a group is
 //! answered after the group is decided. The stage before is [`trajectory`](forebay_domain::trajectory), the next
 //! [`finalize`](forebay_domain::finalize).
 

@@ -2,10 +2,10 @@
 //!
 //! It is beside the other stages: opening a session is an [`admission`](crate::admission), its end is an
 //! [`ingest`](crate::ingest) of trajectories that are assembled from the calls. The agent's requests and the engines
-//! belong to another module; this one receives finished calls.
+//! belong to the crate `forebay-agents`; this one receives finished calls.
 //!
 //! - `open`: checks what ingest would refuse at the end, and reserves room.
-//! - `record`: permits calls and stores them. `paths` finds what a prompt shares with earlier calls.
+//! - `record`: permits calls and stores them.
 //! - `delivery`: whether agents received the answers.
 //! - `recent`: what is kept in memory of the sessions that were active last.
 //! - `in_flight`: the calls of this process that have not ended.

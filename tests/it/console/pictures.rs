@@ -1,4 +1,5 @@
-//! Pictures of the page for the documents. With `FOREBAY_PICTURES=FOLDER` (`./scripts/endure console::pictures`) they are written.
+//! Pictures of the page for the documents. With `FOREBAY_PICTURES=FOLDER` (`./scripts/endure console::pictures`) they
+//! are written.
 
 use std::path::Path;
 

@@ -50,7 +50,7 @@ const ALLOWED: [(&str, &str); 21] = [
     ("select_fullest", "sorts a sample of open groups of bounded size"),
     ("select_newest_group", "reads the newest 256 groups of a policy"),
     ("end_wait", "among the consumers that wait for batches of a policy"),
-    ("end_wait", "among the consumers that wait for batches of a policy"),
+    ("end_granted_wait", "among the consumers that wait for batches of a policy"),
     ("select_asking", "sorts the consumers that wait for batches of a policy"),
     ("select_holding", "sorts the live leases of a run"),
     ("delete_entries", "reads the journal of a policy up to its bound"),

@@ -28,9 +28,9 @@ const CONNECTION_BYTES: usize = 64 << 10;
 /// The service works on as many bodies at once as there are cores.
 const WORK: usize = 3;
 
-/// Other memory beyond that of the idle process: pages of the database, and what the allocator keeps for the threads that
-/// freed it. glibc has up to eight heaps per core and keeps the end of each, so this varies from run to run with the
-/// number of threads that took part: debug builds had 350 to 390 MiB at most, where 483 MiB are allowed.
+/// Other memory beyond that of the idle process: pages of the database, and what the allocator keeps for the threads
+/// that freed it. glibc has up to eight heaps per core and keeps the end of each, so this varies from run to run with
+/// the number of threads that took part: debug builds had 350 to 390 MiB at most, where 483 MiB are allowed.
 const KEPT_BYTES: usize = 128 << 20;
 
 /// Bytes that are withheld from every body until all bodies have arrived, so that the whole budget is in use at once.

@@ -1,4 +1,4 @@
-//! Stage 5: objectives over the flat trained tokens of a microbatch.
+//! Objectives over the flat trained tokens of a microbatch.
 //!
 //! The loss of a step is `sum_i loss_weight_i * sum_t m_it * l_it`. The weights contain the normalisation, so losses,
 //! gradients and statistics of microbatches add up to those of the batch for every split into whole rows. This is
@@ -31,7 +31,8 @@ const LOG_RATIO_MAX: f64 = 20.0;
 pub struct LossInputs<'a> {
     /// Columns of the microbatch.
     pub tokens: &'a FlatTokens,
-    /// Log-probabilities under the trained weights; a leaf that requires gradients.
+    /// Log-probabilities under the trained weights. `evaluate` needs a leaf that requires gradients; `differentiate`
+    /// makes one.
     pub logp: &'a Tensor,
     /// Entropies; a leaf that requires gradients if `entropy_coef` is not 0.
     pub entropy: Option<&'a Tensor>,
@@ -52,7 +53,8 @@ pub enum OldPolicy<'a> {
     Rollout,
     /// The trained weights, which are unchanged since the start of the step if a batch has one step: detach(logp).
     Current,
-    /// The weights at the start of the step, with log-probabilities computed before: `[N]`.
+    /// Log-probabilities that were computed before, `[N]`: under the weights at the start of the step, or the rows' own
+    /// where these are used and there are some.
     Recomputed(&'a Tensor),
 }
 

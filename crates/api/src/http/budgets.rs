@@ -1,7 +1,7 @@
 //! The byte budgets of the main listener and of facades, and how responses take bytes from them.
 //!
-//! There are three [budgets](forebay_bounds::budget), so that one kind of client cannot use up what another needs: one for posts of
-//! trajectories and their responses, one for all other calls, and one for pages of samples.
+//! There are three [budgets](forebay_bounds::budget), so that one kind of client cannot use up what another needs:
+//! one for posts of trajectories and their responses, one for all other calls, and one for pages of samples.
 
 use std::sync::{Arc, Mutex, PoisonError};
 

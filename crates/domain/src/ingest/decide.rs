@@ -25,7 +25,7 @@ use crate::{
 /// Places and posts of a group.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct GroupFill {
-    /// The state before this rollout.
+    /// The state of the group; where a rollout is decided, the state before it.
     pub state: GroupState,
     /// The number of places.
     pub size: u32,

@@ -22,7 +22,8 @@ pub struct Envelope {
     pub created_s: u64,
     /// The model as the agent named it.
     pub model: String,
-    /// Whether the events of chat completions contain the usage: [`Request::stream_usage`](crate::Request::stream_usage).
+    /// Whether the events of chat completions contain the usage:
+    /// [`Request::stream_usage`](crate::Request::stream_usage).
     pub stream_usage: bool,
     /// What the client calls its tools: [`Request::client_tools`](crate::Request::client_tools).
     pub tools: Arc<ClientTools>,

@@ -1,6 +1,7 @@
 //! Why a call cannot be answered, whatever the dialect.
 //!
-//! Separate from `errors`, which writes it in the shape of a dialect: whatever reads a body or calls an engine reports it.
+//! Separate from `errors`, which writes it in the shape of a dialect: whatever reads a body or calls an engine
+//! reports it.
 //!
 //! The clients of all dialects repeat 408, 409, 429 and every 5xx, and obey `x-should-retry`. So an error that a repeat
 //! cannot cure is a 400 or another 4xx that they do not repeat, and every error says whether to repeat.

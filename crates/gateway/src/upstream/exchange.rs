@@ -1,6 +1,7 @@
 //! One request of a call with ids.
 //!
-//! Such a call takes several: they sample its answer, and have it parsed as a whole in `exact` and in parts in `streaming`.
+//! Such a call takes several: they sample its answer, and have it parsed as a whole in `exact` and in parts in
+//! `streaming`.
 
 use std::sync::atomic::Ordering;
 

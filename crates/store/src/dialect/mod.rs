@@ -1,8 +1,8 @@
 //! Everything in which the databases differ, and nothing else.
 //!
-//! A [`SqlDialect`] runs operations: it decides which connection an operation gets, when its transaction commits, and how
-//! values are bound and read. The statements themselves belong to the operations. If a statement needs a text for each
-//! database, both stand side by side in a [`Statement`](super::sql::Statement).
+//! A [`SqlDialect`] runs operations: it decides which connection an operation gets, when its transaction commits, and
+//! how values are bound and read. The statements themselves belong to the operations. If a statement needs a text for
+//! each database, both stand side by side in a [`Statement`](super::sql::Statement).
 
 pub(super) mod postgres;
 pub(super) mod sqlite;

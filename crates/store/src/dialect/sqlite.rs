@@ -1,9 +1,5 @@
 //! SQLite: one writer owns one connection and commits in groups; a small pool reads.
 //!
-//! The writer takes commands from its queues, control before bulk. It runs each so that it can be undone alone, commits
-//! all of them once, and then answers them, so a group costs one fsync. A commit that contains an urgent command stops
-//! taking bulk commands after a short time. A caller cannot cancel a write.
-//!
 //! A power cut during the first start can leave a log beside a file that is not in WAL mode. SQLite would use the log
 //! in one connection and not in the next, so the service puts the file itself into WAL mode before it opens a second
 //! connection.

@@ -182,8 +182,8 @@ async fn from_line(
     let (taken, left) = divide(ready, selected.as_deref().unwrap_or_default());
     // In any other order, the groups that were read are not the front of the line.
     let found = (rules.order == BatchOrder::Fifo).then(|| Found {
-        first_left: left.first().map(|group| group.place),
-        last_taken: taken.iter().map(|group| group.place).max(),
+        first_left: left.first().map(|group| group.seq),
+        last_taken: taken.iter().map(|group| group.seq).max(),
     });
     Ok((selected.map(|_| taken), found))
 }

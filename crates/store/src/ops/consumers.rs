@@ -67,13 +67,13 @@ pub(super) async fn granted(
     consumer: &str,
     now: Timestamp,
 ) -> Result<Option<Timestamp>, StoreError> {
-    const END_WAIT: Statement = Statement::new(
-        "-- end_wait
+    const END_GRANTED_WAIT: Statement = Statement::new(
+        "-- end_granted_wait
         DELETE FROM waiting_consumer
         WHERE policy_pk = $1 AND consumer = $2
         RETURNING since_us, until_us",
     );
-    let Some(mut row) = tx.fetch_optional(END_WAIT, args![policy, consumer]).await? else { return Ok(None) };
+    let Some(mut row) = tx.fetch_optional(END_GRANTED_WAIT, args![policy, consumer]).await? else { return Ok(None) };
     let (since, until): (Timestamp, Timestamp) = (row.get("since_us")?, row.get("until_us")?);
     Ok((until >= now).then_some(since))
 }

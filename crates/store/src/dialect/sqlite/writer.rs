@@ -1,8 +1,8 @@
 //! The writer: it owns one connection and a thread, and commits the commands in its queues in groups.
 //!
-//! It takes commands while a commit is open, control before bulk. It runs each so that it can be undone alone, commits
-//! all of them once, and then answers them, so a group costs one fsync. A commit that contains an urgent command stops
-//! taking bulk commands after a short time. Between commits the writer maintains the file.
+//! It takes commands while a commit is open, control before bulk. It runs each so that it can be undone alone,
+//! commits all of them once, and then answers them, so all of them cost one fsync. A commit that contains an urgent
+//! command stops taking bulk commands after a short time. Between commits the writer maintains the file.
 //!
 //! Up to 64 commands share one fsync (`synchronous = FULL`); one command may contain 32 posts or 1 MiB of payloads. A
 //! command is undone with a savepoint, except the first: the whole transaction can be undone instead, and a savepoint

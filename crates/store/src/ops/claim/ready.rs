@@ -27,7 +27,7 @@ pub(super) struct Ready {
     pub(super) group_pk: GroupPk,
     environment: Option<String>,
     /// Its position in the line of ready groups.
-    pub(super) place: i64,
+    pub(super) seq: i64,
     pub(super) rollouts: u64,
     pub(super) samples: u64,
     pub(super) trained_samples: u64,
@@ -225,7 +225,7 @@ fn read_ready(mut row: Row) -> Result<Ready, StoreError> {
     Ok(Ready {
         group_pk: row.get("group_pk")?,
         environment: row.get("environment")?,
-        place: row.get("ready_seq")?,
+        seq: row.get("ready_seq")?,
         rollouts: row.get("rollouts")?,
         samples: row.get("samples")?,
         trained_samples: row.get("trained_samples")?,

@@ -62,14 +62,15 @@ impl Snapshot {
         let mut groups = BTreeMap::new();
         let (mut backlogs, mut next_batches) = (HashMap::new(), HashMap::new());
         for (name, policy) in &policies {
-            let places = places(name, &newcomers);
-            if places.is_empty() {
+            let newcomers_of = newcomers_of(name, &newcomers);
+            if newcomers_of.is_empty() {
                 continue;
             }
-            let locked = group::lock_all(tx, policy.policy_pk, policy.run, &places.keys().copied().collect()).await?;
+            let locked =
+                group::lock_all(tx, policy.policy_pk, policy.run, &newcomers_of.keys().copied().collect()).await?;
             let mut locked: BTreeMap<IdKey, GroupWork> =
                 locked.into_iter().map(|(key, group)| (key, GroupWork::stored(group))).collect();
-            if locked.len() < places.len() {
+            if locked.len() < newcomers_of.len() {
                 let backlog = StoredBacklog::read(tx, policy.policy_pk).await?;
                 let with_new = backlog.with(policy.policy_pk, tx.tallies()) + largest(name, &newcomers);
                 if !with_new.is_far_below(&policy.rules.backlog) {
@@ -77,7 +78,7 @@ impl Snapshot {
                 }
                 backlogs.insert(name.clone(), backlog);
             }
-            read_members(tx, locked.iter_mut().map(|(key, group)| (places[key], group))).await?;
+            read_members(tx, locked.iter_mut().map(|(key, group)| (newcomers_of[key], group))).await?;
             groups.extend(locked.into_iter().map(|(key, group)| ((policy.policy_pk, key), group)));
         }
         let named = newcomers.iter().map(|incoming| (policies[&incoming.new.policy].policy_pk, incoming.group_key));
@@ -219,12 +220,12 @@ async fn read_stored(tx: &mut Tx<'_>, row: &mut Row, depends_on_rules: bool) -> 
 }
 
 /// The groups of the new rollouts of a policy, and how many new rollouts each group has.
-fn places(policy: &PolicyName, newcomers: &[&Incoming<'_>]) -> BTreeMap<IdKey, u32> {
-    let mut places = BTreeMap::new();
+fn newcomers_of(policy: &PolicyName, newcomers: &[&Incoming<'_>]) -> BTreeMap<IdKey, u32> {
+    let mut count = BTreeMap::new();
     for incoming in newcomers.iter().filter(|incoming| incoming.new.policy == *policy) {
-        *places.entry(incoming.group_key).or_default() += 1;
+        *count.entry(incoming.group_key).or_default() += 1;
     }
-    places
+    count
 }
 
 /// The most that the new rollouts of a policy add to its backlog.

@@ -37,11 +37,11 @@ use crate::{
 pub(super) async fn write(tx: &mut Tx<'_>, changes: Changes<'_>, now: Timestamp) -> Result<(), StoreError> {
     let Changes { groups, arrived, mut advantages, ready, allowances, ended } = changes;
     allowances.write(tx).await?;
-    let places = group::next_ready(tx, ready.len()).await?;
-    let places: HashMap<Keyed, i64> = ready.into_iter().zip(places).collect();
+    let numbers = group::next_ready(tx, ready.len()).await?;
+    let ready_seqs: HashMap<Keyed, i64> = ready.into_iter().zip(numbers).collect();
     let (opened, stored): (Vec<_>, Vec<_>) =
         groups.iter().filter(|(_, group)| group.changed).partition(|(_, group)| group.opened_under.is_some());
-    insert_groups(tx, &opened, &places, now).await?;
+    insert_groups(tx, &opened, &ready_seqs, now).await?;
     let rows = arrived.iter().map(|row| row.args(advantages.remove(&row.rollout_pk), now)).collect();
     INSERT_ROLLOUTS.run(tx, rows).await?;
     let rows = arrived.iter().filter_map(|row| row.payload_args(tx)).collect();
@@ -55,7 +55,7 @@ pub(super) async fn write(tx: &mut Tx<'_>, changes: Changes<'_>, now: Timestamp)
     for (key, group) in stored {
         match &group.decision {
             Some(GroupDecision::Ready(ready)) => {
-                group::write_ready(tx, &group.locked, ready, places[key], now).await?;
+                group::write_ready(tx, &group.locked, ready, ready_seqs[key], now).await?;
             }
             Some(GroupDecision::Discard(_)) => {
                 group::write_discarded(tx, &group.locked, GroupState::Open, now).await?;
@@ -186,7 +186,7 @@ static INSERT_PAYLOADS: InsertRows =
 async fn insert_groups(
     tx: &mut Tx<'_>,
     opened: &[(&Keyed, &GroupWork)],
-    places: &HashMap<Keyed, i64>,
+    ready_seqs: &HashMap<Keyed, i64>,
     now: Timestamp,
 ) -> Result<(), StoreError> {
     static INSERT_GROUPS: InsertRows = InsertRows::new(
@@ -227,7 +227,7 @@ async fn insert_groups(
             is_open.then(|| group.locked.opened_at.plus_seconds(rules.group.timeout_s)),
             (!is_open).then_some(now),
             (fill.state == GroupState::Discarded).then(|| group.locked.purge_at(now)),
-            places.get(*key).copied(),
+            ready_seqs.get(*key).copied(),
             seal.as_ref().map(|seal| &seal[..]),
             0_i64,
             0_i64,

@@ -1,5 +1,6 @@
-//! What only looks: lists, one rollout's life and content, explanations, exports, dry runs and the doctor's examination.
-//! None of it changes anything. Lists and pages examine a bounded number of rows; only the doctor reads all.
+//! What only looks: lists, one rollout's life and content, explanations, exports, dry runs and the doctor's
+//! examination. None of it changes anything. Lists and pages examine a bounded number of rows; only the doctor reads
+//! all.
 
 mod content;
 pub mod dry_run;
