@@ -3,7 +3,7 @@
 CARGO ?= cargo
 PYTHON_ENV = python=$$(./scripts/python-env
 RELEASE = $${CARGO_TARGET_DIR:-target}/release
-# Shells may have variables with these names, such as NAME in WSL.
+# Only values on the command line count, because shells have variables with these names, such as NAME in WSL.
 $(foreach variable,NAME ONLY TESTS SEED,$(if $(filter environment,$(origin $(variable))),$(eval $(variable) :=)))
 
 .PHONY: help run check test endure demo examples lint generate bench outside fuzz audit wheel

@@ -301,7 +301,8 @@ impl Share {
     }
 
     /// Takes what this share lacks of so many bytes, or fails immediately. To wait would hold up others, because this
-    /// share has bytes already. It is for shares without an owner, which no owner's part bounds.
+    /// share has bytes already. It is only for shares without an owner, because it does not
+    /// check how much an owner may hold.
     pub fn cover(&mut self, bytes: usize) -> Result<(), Full> {
         let missing = bytes.saturating_sub(self.bytes);
         if missing == 0 {

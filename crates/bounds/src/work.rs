@@ -14,7 +14,7 @@ use tokio::{
 /// Work on fewer bytes takes a millisecond at most, and moving the other tasks takes longer.
 const INLINE_BYTES_MAX: usize = 64 << 10;
 
-/// How often who waits for a core looks for one that nobody told of.
+/// How often a waiting future looks for a free core without being woken.
 const RECHECK: Duration = Duration::from_millis(100);
 
 static CORES: LazyLock<Semaphore> =
@@ -58,8 +58,8 @@ impl Drop for Core {
 ///
 /// The semaphore's own queue would give a core to whoever is first in it, also if nobody polls that future: hyper
 /// does not poll the body of an answer whose client has stopped reading, and as many such clients as there are cores
-/// would stop all work. So a core is only taken while a future is polled, and is used in the same poll. Such a client
-/// can still swallow the news of a free core, and then others find it a little later.
+/// would stop all work. So a core is only taken while a future is polled, and is used in the same poll. The
+/// future of such a client may still be the one that is woken for a free core; the others find it when they look again.
 async fn core() -> Core {
     loop {
         let mut freed = std::pin::pin!(FREED.notified());
