@@ -286,35 +286,7 @@ impl Call {
             };
             work::run(bytes, write).await
         };
-        let finish = match completion.finish {
-            Finish::Stop => "stop",
-            Finish::Length => "length",
-            Finish::ToolCalls => "tool_calls",
-        };
-        let mut new = NewCall {
-            policy: policy.policy.clone(),
-            agent: self.agent.as_ref().map(|agent| agent.as_str().to_owned()),
-            dialect: self.dialect.name().to_owned(),
-            model: self.request.model.clone(),
-            finish_reason: finish.to_owned(),
-            stop: match &completion.stop_matched {
-                Some(StopMatch::Text(text)) => Some(text.clone()),
-                _ => None,
-            },
-            version_assumed: completion.version_assumed,
-            stopped_on_token: completion.stopped_on_token(),
-            special_tokens: prompt.map_or(0, |prompt| prompt.special_tokens),
-            warnings: self.request.warnings.kinds().map(left_out).collect(),
-            body_digest: self.digest,
-            retry_count: self.retries(),
-            started_at: Some(self.began),
-            prompt: std::mem::take(&mut completion.prompt_tokens),
-            ids: std::mem::take(&mut completion.tokens),
-            logprobs: std::mem::take(&mut completion.logprobs),
-            ..NewCall::default()
-        };
-        let spans = std::mem::take(&mut completion.spans).into_iter();
-        new.versions = spans.map(|span| VersionSpan(span.version, span.start.into(), span.len.into())).collect();
+        let mut new = self.new_call(policy, prompt, &mut completion);
         let stored = StoredAnswer {
             id: Cow::Borrowed(&self.id),
             created_s: self.created_s,
@@ -352,6 +324,39 @@ impl Call {
         tracing::debug!(call.seq = recorded.seq, "a call was recorded");
         let envelope = self.own_envelope();
         Ok(Answer { completion, envelope, recorded: Some(recorded.call_pk) })
+    }
+
+    /// What is stored of the call, but for the texts of its request and its answer. Takes the tokens out of `completion`.
+    fn new_call(&self, policy: &SessionPolicy, prompt: Option<&Prompt>, completion: &mut Completion) -> NewCall {
+        let finish = match completion.finish {
+            Finish::Stop => "stop",
+            Finish::Length => "length",
+            Finish::ToolCalls => "tool_calls",
+        };
+        let spans = std::mem::take(&mut completion.spans).into_iter();
+        NewCall {
+            policy: policy.policy.clone(),
+            agent: self.agent.as_ref().map(|agent| agent.as_str().to_owned()),
+            dialect: self.dialect.name().to_owned(),
+            model: self.request.model.clone(),
+            finish_reason: finish.to_owned(),
+            stop: match &completion.stop_matched {
+                Some(StopMatch::Text(text)) => Some(text.clone()),
+                _ => None,
+            },
+            version_assumed: completion.version_assumed,
+            stopped_on_token: completion.stopped_on_token(),
+            special_tokens: prompt.map_or(0, |prompt| prompt.special_tokens),
+            warnings: self.request.warnings.kinds().map(left_out).collect(),
+            body_digest: self.digest,
+            retry_count: self.retries(),
+            started_at: Some(self.began),
+            prompt: std::mem::take(&mut completion.prompt_tokens),
+            ids: std::mem::take(&mut completion.tokens),
+            logprobs: std::mem::take(&mut completion.logprobs),
+            versions: spans.map(|span| VersionSpan(span.version, span.start.into(), span.len.into())).collect(),
+            ..NewCall::default()
+        }
     }
 
     fn retries(&self) -> u32 {

@@ -61,47 +61,15 @@ pub(super) async fn assemble(buffer: &Buffer, wanted: &Ending, session: &Session
     if let (Some(policy), How::Finish(_)) = (reset.first(), &wanted.how) {
         return Err(Refusal::SessionReset(policy.policy.clone()).into());
     }
-    let mut assembled: Vec<Assembled> = current.iter().map(|policy| dropped_whole(policy)).collect();
-    let mut teachers = vec![None; current.len()];
-    let mut causes_of: BTreeMap<PolicyName, Vec<&'static str>> = BTreeMap::new();
-    if wanted.keeps_segments() && session.calls > 0 {
-        let mut policies = Vec::with_capacity(current.len());
-        let mut without_segments = Vec::new();
-        for (index, policy) in current.iter().enumerate() {
-            let rules = turns::rules(buffer, &policy.policy).await?;
-            match &wanted.how {
-                How::Finish(_) => teachers[index].clone_from(&rules.sessions.teacher),
-                // An abort does not wait for a teacher, so it has no scores that the policy could require.
-                _ if rules.require.contains(&Requirement::TeacherLogprobs) => without_segments.push(index),
-                _ => {}
-            }
-            policies.push((policy.policy.clone(), rules.sessions.retries));
-        }
-        let _few = one_of_few().await?;
-        let calls = SessionCalls::read(buffer, session.session_pk).await?;
-        if calls.calls.len() as u32 != session.calls {
-            return Err(Refusal::SessionChanged.into());
-        }
-        let calls = Arc::new(calls);
-        let assemble = {
-            let calls = Arc::clone(&calls);
-            move || policies.iter().map(|(policy, retries)| calls.assemble(policy, *retries)).collect()
-        };
-        let done: Result<Vec<Assembled>, _> = work::on_thread(assemble).await.map_err(|_| StoreError::Closed)?;
-        assembled = done.map_err(|_| circular(session.session_id))?;
-        for index in without_segments {
-            assembled[index] = dropped_whole(current[index]);
-        }
-        let breaks: Vec<CallBreak> = assembled.iter_mut().flat_map(|one| std::mem::take(&mut one.breaks)).collect();
-        let causes = breaks::causes(buffer, session.session_pk, &calls, &breaks).await?;
-        for (found, cause) in breaks.into_iter().zip(causes) {
-            causes_of.entry(found.policy).or_default().push(cause);
-        }
-    }
+    let Parts { assembled, teachers, mut causes } = if wanted.keeps_segments() && session.calls > 0 {
+        from_calls(buffer, wanted, session, &current).await?
+    } else {
+        Parts::without_calls(&current)
+    };
     let of_current = current.iter().zip(&assembled).map(|(policy, one)| (policy.policy.clone(), one.totals));
     let of_reset = reset.iter().map(|policy| (policy.policy.clone(), dropped_whole(policy).totals));
     let of_policy = |(policy, totals): (PolicyName, SessionAssembly)| {
-        let causes = causes_of.remove(&policy).unwrap_or_default();
+        let causes = causes.remove(&policy).unwrap_or_default();
         OfPolicy { policy, totals, causes }
     };
     let by_policy: Vec<OfPolicy> = of_current.chain(of_reset).map(of_policy).collect();
@@ -147,6 +115,65 @@ pub(super) async fn assemble(buffer: &Buffer, wanted: &Ending, session: &Session
         admissions: session.policies.iter().map(|policy| policy.admission_id).collect(),
     };
     Ok(Assembling { rollouts, end, by_policy })
+}
+
+/// What the calls of a session make of its policies; the first two lists have an entry for each.
+struct Parts {
+    assembled: Vec<Assembled>,
+    /// The teachers that score the segments.
+    teachers: Vec<Option<String>>,
+    causes: BTreeMap<PolicyName, Vec<&'static str>>,
+}
+
+impl Parts {
+    fn without_calls(policies: &[&SessionPolicy]) -> Self {
+        let assembled = policies.iter().map(|policy| dropped_whole(policy)).collect();
+        Self { assembled, teachers: vec![None; policies.len()], causes: BTreeMap::new() }
+    }
+}
+
+/// Reads the calls of a session and assembles the segments of each of `current`.
+async fn from_calls(
+    buffer: &Buffer,
+    wanted: &Ending,
+    session: &Session,
+    current: &[&SessionPolicy],
+) -> Result<Parts, BufferError> {
+    let mut teachers = vec![None; current.len()];
+    let mut policies = Vec::with_capacity(current.len());
+    let mut without_segments = Vec::new();
+    for (index, policy) in current.iter().enumerate() {
+        let rules = turns::rules(buffer, &policy.policy).await?;
+        match &wanted.how {
+            How::Finish(_) => teachers[index].clone_from(&rules.sessions.teacher),
+            // An abort does not wait for a teacher, so it has no scores that the policy could require.
+            _ if rules.require.contains(&Requirement::TeacherLogprobs) => without_segments.push(index),
+            _ => {}
+        }
+        policies.push((policy.policy.clone(), rules.sessions.retries));
+    }
+    let _few = one_of_few().await?;
+    let calls = SessionCalls::read(buffer, session.session_pk).await?;
+    if calls.calls.len() as u32 != session.calls {
+        return Err(Refusal::SessionChanged.into());
+    }
+    let calls = Arc::new(calls);
+    let assemble = {
+        let calls = Arc::clone(&calls);
+        move || policies.iter().map(|(policy, retries)| calls.assemble(policy, *retries)).collect()
+    };
+    let done: Result<Vec<Assembled>, _> = work::on_thread(assemble).await.map_err(|_| StoreError::Closed)?;
+    let mut assembled = done.map_err(|_| circular(session.session_id))?;
+    for index in without_segments {
+        assembled[index] = dropped_whole(current[index]);
+    }
+    let breaks: Vec<CallBreak> = assembled.iter_mut().flat_map(|one| std::mem::take(&mut one.breaks)).collect();
+    let of_breaks = breaks::causes(buffer, session.session_pk, &calls, &breaks).await?;
+    let mut causes: BTreeMap<PolicyName, Vec<&'static str>> = BTreeMap::new();
+    for (found, cause) in breaks.into_iter().zip(of_breaks) {
+        causes.entry(found.policy).or_default().push(cause);
+    }
+    Ok(Parts { assembled, teachers, causes })
 }
 
 /// Validates and packs the rollouts of a session. They belong to `execution` if the session was opened without one.
