@@ -16,7 +16,10 @@ use forebay_domain::ingest::{BundleOutcome, Ingest};
 use tokio::sync::{Semaphore, oneshot};
 use tracing::{Instrument as _, Span};
 
-use super::{dialect::SqlDialect, ops::ingest::Posts};
+use super::{
+    dialect::{Runs as _, SqlDialect},
+    ops::ingest::Posts,
+};
 use crate::error::StoreError;
 
 /// The most posts of one transaction. More of them gain little.
@@ -48,7 +51,7 @@ impl GroupCommit {
     }
 
     /// Stores a post, alone or with others. It continues if the caller is dropped.
-    pub(super) async fn ingest<D: SqlDialect>(self: &Arc<Self>, dialect: &Arc<D>, post: Ingest) -> Outcome {
+    pub(super) async fn ingest(self: &Arc<Self>, dialect: &Arc<dyn SqlDialect>, post: Ingest) -> Outcome {
         let (reply, answer) = oneshot::channel();
         self.waiting().push_back(Waiting { post, span: Span::current(), reply });
         let (group_commit, dialect) = (Arc::clone(self), Arc::clone(dialect));
@@ -57,7 +60,7 @@ impl GroupCommit {
         answer.await.map_err(|_| StoreError::Closed)?
     }
 
-    async fn commit_next<D: SqlDialect>(&self, dialect: &D) {
+    async fn commit_next(&self, dialect: &dyn SqlDialect) {
         let Ok(_lane) = self.lanes.acquire().await else { return };
         let taken = self.take();
         if taken.is_empty() {
@@ -99,7 +102,7 @@ impl GroupCommit {
     }
 }
 
-async fn one_by_one<D: SqlDialect>(dialect: &D, posts: Vec<(Ingest, Span)>) -> Vec<Outcome> {
+async fn one_by_one(dialect: &dyn SqlDialect, posts: Vec<(Ingest, Span)>) -> Vec<Outcome> {
     let mut outcomes = Vec::with_capacity(posts.len());
     for (post, span) in posts {
         let outcome = dialect.write(Posts(vec![post])).instrument(span).await;
@@ -112,11 +115,18 @@ async fn one_by_one<D: SqlDialect>(dialect: &D, posts: Vec<(Ingest, Span)>) -> V
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
 
+    use async_trait::async_trait;
     use tokio::sync::Notify;
     use tracing_subscriber::layer::SubscriberExt as _;
 
     use super::*;
-    use crate::{dialect::sqlite::Sqlite, health::HealthReporter, op::Op, open::options::PayloadOptions, peers::Peers};
+    use crate::{
+        dialect::sqlite::Sqlite,
+        health::HealthReporter,
+        op::{AnyOp, AnyOutput},
+        open::options::PayloadOptions,
+        peers::Peers,
+    };
     use forebay_domain::clock::Timestamp;
     use forebay_telemetry::metrics::Metrics;
     use forebay_telemetry::requests::{RequestIdsLayer, request_ids};
@@ -130,21 +140,24 @@ mod tests {
         requests: Mutex<Vec<String>>,
     }
 
+    #[async_trait]
     impl SqlDialect for Second {
-        const INGESTS: usize = 1;
+        fn ingests(&self) -> usize {
+            1
+        }
 
-        async fn write<O: Op>(&self, op: O) -> Result<O::Output, StoreError> {
+        async fn write_any(&self, op: Box<dyn AnyOp>) -> Result<AnyOutput, StoreError> {
             self.requests.lock().expect("no write panics").push(request_ids(&Span::current()));
             match self.writes.fetch_add(1, Ordering::Relaxed) {
                 0 => self.first.notified().await,
                 1 => return Err(StoreError::Corrupt("a row of another post".to_owned())),
                 _ => {}
             }
-            self.store.write(op).await
+            self.store.write_any(op).await
         }
 
-        async fn read<O: Op>(&self, op: O) -> Result<O::Output, StoreError> {
-            self.store.read(op).await
+        async fn read_any(&self, op: Box<dyn AnyOp>) -> Result<AnyOutput, StoreError> {
+            self.store.read_any(op).await
         }
 
         fn peers(&self) -> Option<Arc<dyn Peers>> {
@@ -176,9 +189,9 @@ mod tests {
             first: Notify::new(),
             requests: Mutex::default(),
         });
-        let group_commit = Arc::new(GroupCommit::new(Second::INGESTS));
+        let group_commit = Arc::new(GroupCommit::new(dialect.ingests()));
         let post = |id: &str| {
-            let (group_commit, dialect) = (Arc::clone(&group_commit), Arc::clone(&dialect));
+            let (group_commit, dialect) = (Arc::clone(&group_commit), Arc::clone(&dialect) as Arc<dyn SqlDialect>);
             let request = tracing::error_span!("request", request.id = %id);
             tokio::spawn(async move { group_commit.ingest(&dialect, empty_post()).await }.instrument(request))
         };

@@ -16,7 +16,7 @@ use forebay_domain::{clock::Timestamp, ids::RolloutPk, sweep::PayloadMoves};
 use forebay_telemetry::metrics::StoreMetrics;
 
 use super::{
-    dialect::SqlDialect,
+    dialect::{Runs as _, SqlDialect},
     ops::relocate::{FindEmptied, FindKnown, FindMisplaced, ForgetObjects, Relocate, with_bodies},
     segment_files::{Objects, Place, STEP_TIMEOUT, Standing, wall_clock_s},
 };
@@ -116,7 +116,7 @@ impl ObjectCare {
     }
 
     /// One step of each kind that is due.
-    pub(super) async fn step<D: SqlDialect>(&self, dialect: &D, now: Timestamp) -> Result<PayloadMoves, StoreError> {
+    pub(super) async fn step(&self, dialect: &dyn SqlDialect, now: Timestamp) -> Result<PayloadMoves, StoreError> {
         let second = now.as_micros() / 1_000_000;
         if second.saturating_sub(self.proved_s.load(Ordering::Relaxed)) >= PROOF_INTERVAL_S {
             self.prove(dialect).await?;
@@ -136,7 +136,7 @@ impl ObjectCare {
     }
 
     /// Until when removals may begin, if the database owns the objects now.
-    async fn prove<D: SqlDialect>(&self, dialect: &D) -> Result<Option<Instant>, StoreError> {
+    async fn prove(&self, dialect: &dyn SqlDialect) -> Result<Option<Instant>, StoreError> {
         let until = Instant::now() + PROOF_HOLDS;
         let standing = dialect.prove_ownership(&self.objects, self.is_owner()).await?;
         self.stand(standing);
@@ -144,7 +144,7 @@ impl ObjectCare {
     }
 
     /// Removes objects, if the database owns them. Returns those that were removed.
-    async fn remove<D: SqlDialect>(&self, dialect: &D, objects: &[i64]) -> Result<Vec<i64>, StoreError> {
+    async fn remove(&self, dialect: &dyn SqlDialect, objects: &[i64]) -> Result<Vec<i64>, StoreError> {
         match self.prove(dialect).await? {
             Some(until) => Ok(self.objects.remove(objects, until).await?),
             None => Ok(Vec::new()),
@@ -166,7 +166,7 @@ impl ObjectCare {
         }
     }
 
-    async fn move_slice<D: SqlDialect>(&self, dialect: &D, now: Timestamp) -> Result<PayloadMoves, StoreError> {
+    async fn move_slice(&self, dialect: &dyn SqlDialect, now: Timestamp) -> Result<PayloadMoves, StoreError> {
         let after = self.examined.load(Ordering::Relaxed);
         if after == DONE || self.wants_objects && !self.is_owner() {
             return Ok(PayloadMoves::Done);
@@ -184,7 +184,7 @@ impl ObjectCare {
     }
 
     /// Removes objects whose payloads were all purged or moved, after the grace.
-    async fn remove_emptied<D: SqlDialect>(&self, dialect: &D, now: Timestamp) -> Result<(), StoreError> {
+    async fn remove_emptied(&self, dialect: &dyn SqlDialect, now: Timestamp) -> Result<(), StoreError> {
         let grace = i64::try_from(self.grace_s).unwrap_or(i64::MAX).saturating_mul(1_000_000);
         let before = Timestamp::from_micros(now.as_micros().saturating_sub(grace));
         loop {
@@ -212,7 +212,7 @@ impl ObjectCare {
     }
 
     /// Removes objects of transactions that failed.
-    async fn remove_orphans<D: SqlDialect>(&self, dialect: &D, suspects: Vec<i64>) -> Result<(), StoreError> {
+    async fn remove_orphans(&self, dialect: &dyn SqlDialect, suspects: Vec<i64>) -> Result<(), StoreError> {
         let orphans = without_row(dialect, suspects).await?;
         if !orphans.is_empty() {
             tracing::info!(objects = orphans.len(), "removing objects of transactions that failed");
@@ -241,7 +241,7 @@ impl ObjectCare {
 }
 
 /// Those of some objects that have no row.
-async fn without_row<D: SqlDialect>(dialect: &D, numbers: Vec<i64>) -> Result<Vec<i64>, StoreError> {
+async fn without_row(dialect: &dyn SqlDialect, numbers: Vec<i64>) -> Result<Vec<i64>, StoreError> {
     let mut found = Vec::new();
     for numbers in numbers.chunks(OBJECTS_AT_ONCE) {
         let known = dialect.read(FindKnown(numbers.to_vec())).await?;

@@ -7,6 +7,7 @@ pub(crate) mod url;
 use std::{path::Path, sync::Arc};
 
 use forebay_telemetry::metrics::StoreMetrics;
+use futures::{FutureExt as _, future::LocalBoxFuture};
 
 use self::{
     error::OpenError,
@@ -41,19 +42,28 @@ pub async fn open(url: &str, metrics: StoreMetrics) -> Result<Arc<Store>, OpenEr
 
 /// Like [`open`], and tells whether the database was created. New payloads are stored as `payloads` says, and others move
 /// there in idle moments.
-pub async fn open_or_create(url: &str, payloads: PayloadOptions, metrics: StoreMetrics) -> Result<Opened, OpenError> {
+pub fn open_or_create(
+    url: &str,
+    payloads: PayloadOptions,
+    metrics: StoreMetrics,
+) -> LocalBoxFuture<'_, Result<Opened, OpenError>> {
+    // Boxed, so that it is compiled here and not by each caller: see `Op`.
+    open_place(url, payloads, metrics).boxed_local()
+}
+
+async fn open_place(url: &str, payloads: PayloadOptions, metrics: StoreMetrics) -> Result<Opened, OpenError> {
     let place = Place::of(url)?;
     check_kind(payloads.kind, &place)?;
     let (store, is_new): (Arc<Store>, bool) = match place {
-        Place::Temporary => (Arc::new(Store::sqlite(Sqlite::open_temporary(payloads, metrics).await?)), true),
+        Place::Temporary => (Arc::new(Store::new(Sqlite::open_temporary(payloads, metrics).await?)), true),
         Place::File(path) => {
             check_folder(url)?;
             let is_new = !path.exists();
-            (Arc::new(Store::sqlite(Sqlite::open(path, payloads, metrics).await?)), is_new)
+            (Arc::new(Store::new(Sqlite::open(path, payloads, metrics).await?)), is_new)
         }
         Place::Postgres => {
             let is_new = Postgres::probe(url).await?;
-            (Arc::new(Store::postgres(Postgres::open(url, payloads, metrics).await?)), is_new)
+            (Arc::new(Store::new(Postgres::open(url, payloads, metrics).await?)), is_new)
         }
     };
     Ok(Opened { store, is_new })
@@ -96,7 +106,7 @@ pub async fn open_reading(url: &str, metrics: StoreMetrics) -> Result<Arc<Store>
     match Place::of(url)? {
         Place::File(path) => {
             check_exists(path)?;
-            Ok(Arc::new(Store::reading(SqliteReading::open(path).await?)))
+            Ok(Arc::new(Store::new(SqliteReading::open(path).await?)))
         }
         Place::Temporary => Err(OpenError::Missing(url.to_owned())),
         Place::Postgres => open(url, metrics).await,

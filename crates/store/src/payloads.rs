@@ -10,7 +10,7 @@ use forebay_domain::{
 };
 
 use super::{
-    dialect::SqlDialect,
+    dialect::{Runs as _, SqlDialect},
     ops::{
         places::{CountPlaces, CountedFile, CountedPlaces, FindPlaces},
         samples::{FoundPayload, ReadPayloads},
@@ -27,10 +27,7 @@ const ATTEMPTS: u32 = 4;
 const PAUSE: Duration = Duration::from_millis(100);
 
 /// Payloads of rollouts, in the order of the argument. Missing ones are left out.
-pub(super) async fn read<D: SqlDialect>(
-    dialect: &D,
-    rollouts: Vec<RolloutPk>,
-) -> Result<Vec<StoredPayload>, StoreError> {
+pub(super) async fn read(dialect: &dyn SqlDialect, rollouts: Vec<RolloutPk>) -> Result<Vec<StoredPayload>, StoreError> {
     let mut payloads: HashMap<RolloutPk, Payload> = HashMap::with_capacity(rollouts.len());
     let mut left = rollouts.clone();
     for attempt in 1..=ATTEMPTS {
@@ -67,7 +64,7 @@ pub(super) async fn read<D: SqlDialect>(
     Ok(in_order.collect())
 }
 
-async fn read_places<D: SqlDialect>(dialect: &D, places: Vec<Place>) -> Result<Vec<Found>, StoreError> {
+async fn read_places(dialect: &dyn SqlDialect, places: Vec<Place>) -> Result<Vec<Found>, StoreError> {
     if places.is_empty() {
         return Ok(Vec::new());
     }
@@ -82,7 +79,7 @@ const EXAMINATIONS: usize = 8;
 const FRAMES: usize = 256;
 
 /// Counts where payloads are.
-pub(super) async fn count<D: SqlDialect>(dialect: &D) -> Result<PayloadPlaces, StoreError> {
+pub(super) async fn count(dialect: &dyn SqlDialect) -> Result<PayloadPlaces, StoreError> {
     Ok(sum(&dialect.read(CountPlaces).await?))
 }
 
@@ -99,7 +96,7 @@ fn sum(counted: &CountedPlaces) -> PayloadPlaces {
 
 /// Examines where payloads are: each segment file is there, is the one that the database wrote, and has every frame that
 /// a row names, and the counts agree.
-pub(super) async fn examine<D: SqlDialect>(dialect: &D) -> Result<PayloadPlaces, StoreError> {
+pub(super) async fn examine(dialect: &dyn SqlDialect) -> Result<PayloadPlaces, StoreError> {
     let counted = dialect.read(CountPlaces).await?;
     let mut places = sum(&counted);
     for (file, payloads) in &counted.without_row {
@@ -122,7 +119,7 @@ pub(super) async fn examine<D: SqlDialect>(dialect: &D) -> Result<PayloadPlaces,
 
 /// Examines a file. Payloads may be purged, moved or added while it is read, and then the file and its count differ. So
 /// a finding is reported only if the count is the same before and after.
-async fn examine_file<D: SqlDialect>(dialect: &D, counted: CountedFile) -> Result<Option<String>, StoreError> {
+async fn examine_file(dialect: &dyn SqlDialect, counted: CountedFile) -> Result<Option<String>, StoreError> {
     let (mut file, mut finding) = (counted, None);
     for _ in 0..EXAMINATIONS {
         finding = compare_file(dialect, file).await?;
@@ -139,7 +136,7 @@ async fn examine_file<D: SqlDialect>(dialect: &D, counted: CountedFile) -> Resul
     Ok(finding)
 }
 
-async fn compare_file<D: SqlDialect>(dialect: &D, file: CountedFile) -> Result<Option<String>, StoreError> {
+async fn compare_file(dialect: &dyn SqlDialect, file: CountedFile) -> Result<Option<String>, StoreError> {
     let Some(reader) = dialect.places() else { return Ok(None) };
     let frames = match reader.frames(file.file, file.mark, file.end).await? {
         Ok(frames) => frames,

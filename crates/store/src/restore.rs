@@ -99,7 +99,7 @@ pub async fn restore(url: &str, copy: &Path, now: Timestamp, metrics: StoreMetri
     check(copy, staged.path())?;
     stage_segments(copy, &mut staged)?;
     staged.unlock();
-    let store = Store::sqlite(Sqlite::open(staged.path(), PayloadOptions::default(), metrics).await?);
+    let store = Store::new(Sqlite::open(staged.path(), PayloadOptions::default(), metrics).await?);
     // The new epoch is greater than any that was begun since the copy was made, also after an earlier restore of the
     // same copy, because no policy is resumed a thousand times a second.
     let epochs = store.write(BeginEpochs(Epoch(now.as_micros() / 1_000))).await;

@@ -15,14 +15,11 @@ use forebay_domain::{
     samples::StoredPayload,
     sweep::PayloadMoves,
 };
+use futures::{FutureExt as _, future::BoxFuture};
 use tokio::sync::{Mutex, watch};
 
 use crate::{
-    dialect::{
-        SqlDialect,
-        postgres::Postgres,
-        sqlite::{Sqlite, SqliteReading},
-    },
+    dialect::{Runs as _, SqlDialect},
     error::StoreError,
     group_commit::GroupCommit,
     op::Op,
@@ -38,8 +35,10 @@ use crate::{
 };
 
 /// The database behind the service.
+///
+/// The futures of what does more than run operations are boxed, for the reason that [`Op`] gives.
 pub struct Store {
-    database: Database,
+    dialect: Arc<dyn SqlDialect>,
     group_commit: Arc<GroupCommit>,
     /// Whether anything was written since the clock was last marked. An idle service writes nothing, not even marks.
     wrote: AtomicBool,
@@ -47,42 +46,11 @@ pub struct Store {
     snapshotting: Mutex<()>,
 }
 
-/// The databases that there are.
-enum Database {
-    Sqlite(Arc<Sqlite>),
-    /// A file that another process may serve, opened only for reading.
-    SqliteReading(Arc<SqliteReading>),
-    Postgres(Arc<Postgres>),
-}
-
-/// Evaluates an expression with whichever database there is.
-macro_rules! with {
-    ($dialect:ident of $store:expr => $call:expr) => {
-        match &$store.database {
-            Database::Sqlite($dialect) => $call,
-            Database::SqliteReading($dialect) => $call,
-            Database::Postgres($dialect) => $call,
-        }
-    };
-}
-
 impl Store {
-    pub(crate) fn sqlite(dialect: Sqlite) -> Self {
-        Self::new::<Sqlite>(Database::Sqlite(Arc::new(dialect)))
-    }
-
-    pub(crate) fn reading(dialect: SqliteReading) -> Self {
-        Self::new::<SqliteReading>(Database::SqliteReading(Arc::new(dialect)))
-    }
-
-    pub(crate) fn postgres(dialect: Postgres) -> Self {
-        Self::new::<Postgres>(Database::Postgres(Arc::new(dialect)))
-    }
-
-    fn new<D: SqlDialect>(database: Database) -> Self {
+    pub(crate) fn new(dialect: impl SqlDialect) -> Self {
         Self {
-            database,
-            group_commit: Arc::new(GroupCommit::new(D::INGESTS)),
+            group_commit: Arc::new(GroupCommit::new(dialect.ingests())),
+            dialect: Arc::new(dialect),
             wrote: AtomicBool::new(true),
             snapshots: SnapshotTimes::default(),
             snapshotting: Mutex::default(),
@@ -94,12 +62,12 @@ impl Store {
         if O::IS_WORK {
             self.note_work();
         }
-        with!(dialect of self => dialect.write(op).await)
+        self.dialect.write(op).await
     }
 
     /// Runs an operation that only reads, on a consistent snapshot.
     pub async fn read<O: Op>(&self, op: O) -> Result<O::Output, StoreError> {
-        with!(dialect of self => dialect.read(op).await)
+        self.dialect.read(op).await
     }
 
     fn note_work(&self) {
@@ -109,14 +77,17 @@ impl Store {
 
     /// Stores bundles, each all or nothing, and decides the groups that they complete. Posts that wait at the same time
     /// share a transaction.
-    pub async fn ingest(&self, ingest: Ingest) -> Result<Vec<BundleOutcome>, StoreError> {
-        self.note_work();
-        with!(dialect of self => self.group_commit.ingest(dialect, ingest).await)
+    pub fn ingest(&self, ingest: Ingest) -> BoxFuture<'_, Result<Vec<BundleOutcome>, StoreError>> {
+        async move {
+            self.note_work();
+            self.group_commit.ingest(&self.dialect, ingest).await
+        }
+        .boxed()
     }
 
     /// Payloads of rollouts, in the order of the argument. Missing ones are left out.
-    pub async fn payloads(&self, rollouts: Vec<RolloutPk>) -> Result<Vec<StoredPayload>, StoreError> {
-        with!(dialect of self => payloads::read(&**dialect, rollouts).await)
+    pub fn payloads(&self, rollouts: Vec<RolloutPk>) -> BoxFuture<'_, Result<Vec<StoredPayload>, StoreError>> {
+        async move { payloads::read(&*self.dialect, rollouts).await }.boxed()
     }
 
     /// Once a minute, writes the totals of each policy whose totals have changed, and deletes what is too old to be read.
@@ -132,23 +103,23 @@ impl Store {
 
     /// Adds appended changes to the tallies, in a database that appends them.
     pub async fn fold_tallies(&self) -> Result<(), StoreError> {
-        fn appends<D: SqlDialect>(_: &Arc<D>) -> bool {
-            D::APPENDS_TALLIES
-        }
         // An idle service writes nothing.
-        if with!(dialect of self => appends(dialect)) && self.read(MayFoldTallies).await? {
+        if self.dialect.appends_tallies() && self.read(MayFoldTallies).await? {
             self.write(FoldTallies).await?;
         }
         Ok(())
     }
 
     /// Moves a slice of payloads to where the configuration wants them, and removes objects that are no longer needed.
-    pub async fn look_after_payloads(&self, now: Timestamp) -> Result<PayloadMoves, StoreError> {
-        with!(dialect of self => match dialect.object_care() {
-            Some(care) => care.step(&**dialect, now).await,
-            None if dialect.is_moving_payloads() => Ok(PayloadMoves::InBackground),
-            None => Ok(PayloadMoves::Done),
-        })
+    pub fn look_after_payloads(&self, now: Timestamp) -> BoxFuture<'_, Result<PayloadMoves, StoreError>> {
+        async move {
+            match self.dialect.object_care() {
+                Some(care) => care.step(&*self.dialect, now).await,
+                None if self.dialect.is_moving_payloads() => Ok(PayloadMoves::InBackground),
+                None => Ok(PayloadMoves::Done),
+            }
+        }
+        .boxed()
     }
 
     /// Stores the time that the service has reached, if anything else was written since the last mark or if the mark
@@ -163,29 +134,29 @@ impl Store {
     /// Faults that the database finds in its own file.
     pub async fn integrity(&self) -> Result<Vec<String>, StoreError> {
         let mut found = self.read(Integrity).await?;
-        found.extend(with!(dialect of self => dialect.missing().await)?);
+        found.extend(self.dialect.missing().await?);
         Ok(found)
     }
 
     /// Where payloads are.
-    pub async fn count_payloads(&self) -> Result<PayloadPlaces, StoreError> {
-        with!(dialect of self => payloads::count(&**dialect).await)
+    pub fn count_payloads(&self) -> BoxFuture<'_, Result<PayloadPlaces, StoreError>> {
+        async move { payloads::count(&*self.dialect).await }.boxed()
     }
 
     /// Where payloads are, and what is wrong there.
-    pub async fn payload_places(&self) -> Result<PayloadPlaces, StoreError> {
-        with!(dialect of self => payloads::examine(&**dialect).await)
+    pub fn payload_places(&self) -> BoxFuture<'_, Result<PayloadPlaces, StoreError>> {
+        async move { payloads::examine(&*self.dialect).await }.boxed()
     }
 
     /// What the last writes say about the next one.
     pub fn health(&self) -> watch::Receiver<Health> {
-        with!(dialect of self => dialect.health_reporter().watch())
+        self.dialect.health_reporter().watch()
     }
 
     /// Returns when the database can read and write.
     pub async fn ping(&self) -> Result<(), StoreError> {
         // An idle service writes nothing. The store therefore writes only after a failure, to find out whether it can.
-        match with!(dialect of self => dialect.health_reporter().health()) {
+        match self.dialect.health_reporter().health() {
             Health::Writable | Health::WithoutPayloads => self.write(Ping).await,
             Health::Failing | Health::Broken => self.write(Probe).await,
         }
@@ -193,11 +164,11 @@ impl Store {
 
     /// The connection to the other replicas, if the database can be shared.
     pub fn peers(&self) -> Option<Arc<dyn Peers>> {
-        with!(dialect of self => dialect.peers())
+        self.dialect.peers()
     }
 
     /// Flushes and closes the store. Later calls fail.
     pub async fn close(&self) {
-        with!(dialect of self => dialect.close().await);
+        self.dialect.close().await;
     }
 }

@@ -7,33 +7,41 @@
 pub(super) mod postgres;
 pub(super) mod sqlite;
 
-use crate::op::Op;
 use std::sync::Arc;
+
+use async_trait::async_trait;
 
 use super::{
     health::HealthReporter,
     object_care::ObjectCare,
     segment_files::{Objects, PlaceReader, Standing},
 };
-use crate::{error::StoreError, peers::Peers};
+use crate::{
+    error::StoreError,
+    op::{AnyOp, AnyOutput, Op},
+    peers::Peers,
+};
 
 /// A database that runs operations.
+#[async_trait]
 pub(super) trait SqlDialect: Send + Sync + 'static {
     /// How many transactions of ingest run at once. Posts that arrive meanwhile share the next one.
-    const INGESTS: usize;
+    fn ingests(&self) -> usize;
 
     /// Whether changes of tallies are appended and added to the tallies later.
-    const APPENDS_TALLIES: bool = false;
+    fn appends_tallies(&self) -> bool {
+        false
+    }
 
     /// Runs an operation that writes, and answers after its commit is durable. It continues if the caller is dropped.
-    fn write<O: Op>(&self, op: O) -> impl Future<Output = Result<O::Output, StoreError>> + Send;
+    async fn write_any(&self, op: Box<dyn AnyOp>) -> Result<AnyOutput, StoreError>;
 
     /// Runs an operation that only reads, on a consistent snapshot.
-    fn read<O: Op>(&self, op: O) -> impl Future<Output = Result<O::Output, StoreError>> + Send;
+    async fn read_any(&self, op: Box<dyn AnyOp>) -> Result<AnyOutput, StoreError>;
 
     /// What the database lacks of its schema, as far as it does not find this out itself.
-    fn missing(&self) -> impl Future<Output = Result<Vec<String>, StoreError>> + Send {
-        async { Ok(Vec::new()) }
+    async fn missing(&self) -> Result<Vec<String>, StoreError> {
+        Ok(Vec::new())
     }
 
     /// What reads payloads that are not in the database, if there can be any.
@@ -53,12 +61,8 @@ pub(super) trait SqlDialect: Send + Sync + 'static {
 
     /// Proves that the database owns its objects, which may have been copied or adopted since. `has_owned`: it did at the
     /// last proof.
-    fn prove_ownership(
-        &self,
-        _objects: &Objects,
-        _has_owned: bool,
-    ) -> impl Future<Output = Result<Standing, StoreError>> + Send {
-        async { Ok(Standing::Unclaimed) }
+    async fn prove_ownership(&self, _objects: &Objects, _has_owned: bool) -> Result<Standing, StoreError> {
+        Ok(Standing::Unclaimed)
     }
 
     /// The connection to the other replicas, if the database can be shared.
@@ -68,5 +72,28 @@ pub(super) trait SqlDialect: Send + Sync + 'static {
     fn health_reporter(&self) -> &HealthReporter;
 
     /// Flushes and closes the database.
-    fn close(&self) -> impl Future<Output = ()> + Send;
+    async fn close(&self);
+}
+
+/// Operations with the types of their outputs.
+pub(super) trait Runs {
+    /// [`SqlDialect::write_any`].
+    fn write<O: Op>(&self, op: O) -> impl Future<Output = Result<O::Output, StoreError>> + Send;
+
+    /// [`SqlDialect::read_any`].
+    fn read<O: Op>(&self, op: O) -> impl Future<Output = Result<O::Output, StoreError>> + Send;
+}
+
+impl<D: SqlDialect + ?Sized> Runs for D {
+    async fn write<O: Op>(&self, op: O) -> Result<O::Output, StoreError> {
+        self.write_any(Box::new(op)).await.map(output::<O>)
+    }
+
+    async fn read<O: Op>(&self, op: O) -> Result<O::Output, StoreError> {
+        self.read_any(Box::new(op)).await.map(output::<O>)
+    }
+}
+
+fn output<O: Op>(output: AnyOutput) -> O::Output {
+    *output.downcast().expect("an operation answers with its own output")
 }

@@ -21,6 +21,7 @@ mod probe;
 mod session;
 mod tls;
 
+use async_trait::async_trait;
 use forebay_telemetry::metrics::StoreMetrics;
 use sqlx::{Connection as _, PgConnection, PgPool, pool::PoolConnectionMetadata, postgres::PgPoolOptions};
 use std::{sync::Arc, time::Duration};
@@ -31,11 +32,11 @@ use self::{
     session::{Kind, Session},
 };
 use super::SqlDialect;
-use crate::op::Op;
 use crate::{
     error::{DatabaseFailure, StoreError, is_conflict},
     health::HealthReporter,
     object_care::ObjectCare,
+    op::{AnyOp, AnyOutput},
     open::{
         error::OpenError,
         options::{PayloadKind, PayloadOptions},
@@ -126,26 +127,32 @@ impl Postgres {
     }
 }
 
+#[async_trait]
 impl SqlDialect for Postgres {
-    const INGESTS: usize = 4;
+    fn ingests(&self) -> usize {
+        4
+    }
 
-    const APPENDS_TALLIES: bool = true;
+    fn appends_tallies(&self) -> bool {
+        true
+    }
 
-    async fn write<O: Op>(&self, op: O) -> Result<O::Output, StoreError> {
+    async fn write_any(&self, op: Box<dyn AnyOp>) -> Result<AnyOutput, StoreError> {
         let (pool, rules, metrics) = (self.pool.clone(), Arc::clone(&self.rules), self.metrics.clone());
         let (sessions, health_reporter) = (self.sessions, self.health_reporter.clone());
         let objects = self.care.as_ref().filter(|care| care.writes_objects()).map(|care| care.objects().clone());
         let caller = Arc::new(());
         let gone = Arc::downgrade(&caller);
         let work = async move {
-            let abandoned = move || O::ABANDONABLE && gone.strong_count() == 0;
+            let is_abandonable = op.is_abandonable();
+            let abandoned = move || is_abandonable && gone.strong_count() == 0;
             let mut attempt = 1;
             loop {
                 let started = std::time::Instant::now();
-                let outcome = transact(&pool, sessions, objects.as_ref(), &rules, &op, &abandoned).await;
+                let outcome = transact(&pool, sessions, objects.as_ref(), &rules, &*op, &abandoned).await;
                 metrics.committed(1, started.elapsed(), outcome.is_ok());
                 match &outcome {
-                    Ok(_) if O::PROBES => match probe(objects.as_ref()).await {
+                    Ok(_) if op.probes() => match probe(objects.as_ref()).await {
                         Ok(()) => health_reporter.committed(),
                         Err(error) => health_reporter.failed(&error),
                     },
@@ -167,7 +174,7 @@ impl SqlDialect for Postgres {
         outcome
     }
 
-    async fn read<O: Op>(&self, op: O) -> Result<O::Output, StoreError> {
+    async fn read_any(&self, op: Box<dyn AnyOp>) -> Result<AnyOutput, StoreError> {
         let (pool, sessions, rules) = (self.pool.clone(), self.sessions, Arc::clone(&self.rules));
         let work = async move {
             let mut transaction = pool.begin_with(BEGIN_READ).await?;
@@ -226,14 +233,14 @@ async fn probe(objects: Option<&Objects>) -> Result<(), StoreError> {
 }
 
 #[instrument(name = "commit", level = "debug", skip_all, err(level = "debug"))]
-async fn transact<O: Op>(
+async fn transact(
     pool: &PgPool,
     sessions: Kind,
     objects: Option<&Objects>,
     rules: &RulesCache,
-    op: &O,
-    abandoned: &(impl Fn() -> bool + Sync),
-) -> Result<O::Output, StoreError> {
+    op: &dyn AnyOp,
+    abandoned: &(dyn Fn() -> bool + Sync),
+) -> Result<AnyOutput, StoreError> {
     let mut transaction = pool.begin_with(BEGIN_WRITE).await?;
     let mut session = Session::new(&mut transaction, sessions);
     if objects.is_some() {

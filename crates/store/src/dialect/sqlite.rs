@@ -16,6 +16,7 @@ mod settings;
 mod temporary;
 mod writer;
 
+use async_trait::async_trait;
 use forebay_telemetry::metrics::StoreMetrics;
 use sqlx::{AssertSqlSafe, Connection as _, Row as _, SqliteConnection};
 use std::{
@@ -34,10 +35,10 @@ use self::{
     writer::{Handle, Payloads},
 };
 use super::SqlDialect;
-use crate::op::Op;
 use crate::{
     error::StoreError,
     health::HealthReporter,
+    op::{AnyOp, AnyOutput},
     open::{
         error::OpenError,
         options::{PayloadKind, PayloadOptions},
@@ -186,15 +187,18 @@ async fn mark(connection: &mut SqliteConnection, session: u32) -> Result<bool, s
     }
 }
 
+#[async_trait]
 impl SqlDialect for Sqlite {
     /// There is one writer, so more transactions would wait.
-    const INGESTS: usize = 1;
+    fn ingests(&self) -> usize {
+        1
+    }
 
-    async fn write<O: Op>(&self, op: O) -> Result<O::Output, StoreError> {
+    async fn write_any(&self, op: Box<dyn AnyOp>) -> Result<AnyOutput, StoreError> {
         self.writer.write(op).await
     }
 
-    async fn read<O: Op>(&self, op: O) -> Result<O::Output, StoreError> {
+    async fn read_any(&self, op: Box<dyn AnyOp>) -> Result<AnyOutput, StoreError> {
         self.readers.read(op).await
     }
 
@@ -242,8 +246,9 @@ mod tests {
 
     use super::*;
     use crate::{
+        dialect::Runs as _,
         folders::with_suffix,
-        op::Class,
+        op::{Class, Op},
         sql::{Statement, Tx, args},
     };
     use forebay_telemetry::metrics::Metrics;
@@ -254,6 +259,8 @@ mod tests {
         gate: Option<Arc<Notify>>,
         fails: bool,
     }
+
+    #[async_trait]
 
     impl Op for Writes {
         type Output = ();
@@ -271,6 +278,8 @@ mod tests {
     }
 
     struct Rows;
+
+    #[async_trait]
 
     impl Op for Rows {
         type Output = Vec<String>;
@@ -341,6 +350,8 @@ mod tests {
     /// Leaves twice as many free pages as are kept for the next rollouts.
     struct Frees;
 
+    #[async_trait]
+
     impl Op for Frees {
         type Output = ();
 
@@ -356,6 +367,8 @@ mod tests {
     }
 
     struct FreePages;
+
+    #[async_trait]
 
     impl Op for FreePages {
         type Output = i64;
@@ -385,6 +398,8 @@ mod tests {
     struct Breaks {
         panics: bool,
     }
+
+    #[async_trait]
 
     impl Op for Breaks {
         type Output = ();

@@ -3,6 +3,7 @@
 
 mod standing;
 
+use async_trait::async_trait;
 use forebay_domain::{
     admission::{
         Admit, Admitted, Backlog, Room, RoomRequest,
@@ -44,6 +45,8 @@ macro_rules! select_admissions {
         ))
     };
 }
+
+#[async_trait]
 
 impl Op for Admit {
     type Output = Result<Admitted, Refusal>;
@@ -388,6 +391,8 @@ pub struct ExpireAdmissions {
     pub now: Timestamp,
     pub limit: u32,
 }
+
+#[async_trait]
 
 impl Op for ExpireAdmissions {
     type Output = u64;

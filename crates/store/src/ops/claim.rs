@@ -12,6 +12,7 @@ mod metrics;
 mod ready;
 pub(super) mod turns;
 
+use async_trait::async_trait;
 use forebay_domain::{
     batch::{BatchSize, Candidate, select},
     ids::BatchPk,
@@ -37,6 +38,8 @@ use crate::{
     op::Op,
     sql::{Statement, Tx, among_keys, args, key_list},
 };
+
+#[async_trait]
 
 impl Op for Claim {
     type Output = Result<ClaimAnswer, Refusal>;

@@ -1,5 +1,6 @@
 //! The clock that replicas share, in one row: the offset to the database's clock, and the time that the service has
 //! reached.
+use async_trait::async_trait;
 use forebay_domain::{
     clock::Timestamp,
     service_time::{ClockReading, CorrectClock},
@@ -13,6 +14,8 @@ use crate::{
 
 /// Reads the clock, and the time that the service has reached.
 pub struct ReadClock;
+
+#[async_trait]
 
 impl Op for ReadClock {
     type Output = ClockReading;
@@ -46,6 +49,8 @@ pub(crate) struct MarkClock {
     pub answers: Option<i64>,
 }
 
+#[async_trait]
+
 impl Op for MarkClock {
     type Output = ();
 
@@ -67,6 +72,8 @@ impl Op for MarkClock {
     }
 }
 
+#[async_trait]
+
 impl Op for CorrectClock {
     type Output = bool;
 
@@ -85,6 +92,8 @@ impl Op for CorrectClock {
 }
 
 pub struct AskClock;
+
+#[async_trait]
 
 impl Op for AskClock {
     type Output = i64;

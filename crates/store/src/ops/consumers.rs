@@ -1,4 +1,5 @@
 //! Consumers that wait for a batch, at whichever replica.
+use async_trait::async_trait;
 use forebay_domain::{clock::Timestamp, consumers::ConsumerWait, ids::PolicyPk};
 
 use super::policy;
@@ -13,6 +14,8 @@ pub struct WriteWaits {
     pub waits: Vec<ConsumerWait>,
     pub now: Timestamp,
 }
+
+#[async_trait]
 
 impl Op for WriteWaits {
     type Output = ();

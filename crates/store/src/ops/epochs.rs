@@ -1,4 +1,5 @@
 //! After a restore, every policy begins an epoch, so that trainers from before the restore are refused and must resume.
+use async_trait::async_trait;
 use forebay_domain::{
     ids::{BatchPk, Epoch, PolicyPk},
     states::BatchMove,
@@ -14,6 +15,8 @@ use crate::{
 /// Begins an epoch of every policy, this one or a later one, and takes leased batches back. Returns the number of
 /// policies.
 pub struct BeginEpochs(pub Epoch);
+
+#[async_trait]
 
 impl Op for BeginEpochs {
     type Output = u64;

@@ -2,6 +2,7 @@
 //!
 //! An execution has no table: its id is a column of its rollouts, with an index. An id that the service made is not
 //! part of the content, so that a repeated post without an id is recognised.
+use async_trait::async_trait;
 use forebay_domain::{
     ids::{ExecutionId, PolicyName, Run},
     looking::ledger::LatestGroup,
@@ -19,6 +20,8 @@ pub struct FindLatestGroup {
     pub policy: PolicyName,
     pub execution_id: ExecutionId,
 }
+
+#[async_trait]
 
 impl Op for FindLatestGroup {
     type Output = Option<LatestGroup>;

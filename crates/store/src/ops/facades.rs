@@ -1,4 +1,5 @@
 //! Foreign protocols: their state, and reads of the line of ready groups.
+use async_trait::async_trait;
 use forebay_domain::{
     facades::{FacadeState, ReadyGroup},
     ids::PolicyName,
@@ -21,6 +22,8 @@ pub struct FindFacadeState {
     pub known: u64,
 }
 
+#[async_trait]
+
 impl Op for FindFacadeState {
     type Output = Option<FacadeState>;
 
@@ -41,6 +44,8 @@ pub struct WriteFacadeState {
     pub name: String,
     pub state: FacadeState,
 }
+
+#[async_trait]
 
 impl Op for WriteFacadeState {
     type Output = bool;
@@ -72,6 +77,8 @@ pub struct ListReadyGroups {
     pub limit: u32,
 }
 
+#[async_trait]
+
 impl Op for ListReadyGroups {
     type Output = Vec<ReadyGroup>;
 
@@ -96,6 +103,8 @@ impl Op for ListReadyGroups {
 pub struct NewestMembers {
     pub policy: PolicyName,
 }
+
+#[async_trait]
 
 impl Op for NewestMembers {
     type Output = Vec<BatchMember>;

@@ -4,6 +4,7 @@
 //! that has no label of its own: the parsed rules of all of them would not fit into memory, and each scrape would parse
 //! them again and push out those that are in use.
 
+use async_trait::async_trait;
 use forebay_domain::{
     ids::{PolicyName, PolicyPk, Run, Version},
     policies::PolicyGauges,
@@ -19,6 +20,8 @@ use crate::{
 
 /// The versions of all policies, in the order of their names.
 pub struct ReadVersions;
+
+#[async_trait]
 
 impl Op for ReadVersions {
     type Output = Vec<(PolicyName, Version)>;
@@ -42,6 +45,8 @@ impl Op for ReadVersions {
 
 /// What the metrics show of some policies. Those that are gone are left out.
 pub struct ReadGauges(pub Vec<PolicyName>);
+
+#[async_trait]
 
 impl Op for ReadGauges {
     type Output = Vec<PolicyGauges>;

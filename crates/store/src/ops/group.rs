@@ -1,5 +1,6 @@
 //! Stage 3 in the store: groups under their lock, and the decision that ends their open state.
 
+use async_trait::async_trait;
 use forebay_domain::{
     clock::Timestamp,
     finalize::{self, Cause, GroupDecision, GroupOutcome, GroupSnapshot, GroupTotals, Member, ReadyGroup},
@@ -383,6 +384,8 @@ fn move_group(tallies: &mut TallyDelta, group: &mut LockedGroup, by: GroupMove) 
     Some(())
 }
 
+#[async_trait]
+
 impl Op for CloseGroup {
     type Output = Result<Group, Refusal>;
 
@@ -406,6 +409,8 @@ impl Op for CloseGroup {
 fn unknown(policy: &PolicyName, group_id: &GroupId) -> Refusal {
     Refusal::UnknownInPolicy { what: "group", id: group_id.to_string(), policy: policy.clone() }
 }
+
+#[async_trait]
 
 impl Op for DiscardGroup {
     type Output = Result<Group, Refusal>;
@@ -434,6 +439,8 @@ pub struct OverdueGroups {
     pub limit: u32,
 }
 
+#[async_trait]
+
 impl Op for OverdueGroups {
     type Output = Vec<GroupPk>;
 
@@ -458,6 +465,8 @@ pub struct DecideOverdue {
     pub cause: Cause,
     pub now: Timestamp,
 }
+
+#[async_trait]
 
 impl Op for DecideOverdue {
     type Output = Option<DecidedGroup>;

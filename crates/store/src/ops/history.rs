@@ -8,6 +8,7 @@
 //! ten minutes or of its hour, and therefore how long it is kept. The row of minute 0 has what was counted before the
 //! oldest row, so that it never reads as something that happened.
 
+use async_trait::async_trait;
 use forebay_domain::{
     clock::Timestamp,
     ids::PolicyPk,
@@ -221,6 +222,8 @@ pub(crate) enum Taken {
     Changed,
 }
 
+#[async_trait]
+
 impl Op for TakeSnapshot {
     type Output = Taken;
 
@@ -401,6 +404,8 @@ async fn thin(tx: &mut Tx<'_>, minute: i64) -> Result<(), StoreError> {
     }
     Ok(())
 }
+
+#[async_trait]
 
 impl Op for ReadHistory {
     type Output = History;

@@ -15,6 +15,7 @@ mod read;
 pub(super) mod work;
 mod write;
 
+use async_trait::async_trait;
 use forebay_domain::ingest::{BundleOutcome, Ingest};
 
 use self::{decide::Decider, read::Snapshot, work::IncomingBundle};
@@ -26,6 +27,8 @@ use crate::{
 
 /// Posts that share a transaction. The output has the outcomes of their bundles, post by post.
 pub(crate) struct Posts(pub Vec<Ingest>);
+
+#[async_trait]
 
 impl Op for Posts {
     type Output = Vec<Vec<BundleOutcome>>;

@@ -1,4 +1,5 @@
 //! The journal of policies: what operators and time did, written by the transactions that do it.
+use async_trait::async_trait;
 use forebay_domain::{
     clock::Timestamp,
     ids::{CallerId, PolicyPk},
@@ -44,6 +45,8 @@ pub(super) async fn write(
     tx.guarded(INSERT_ENTRY, values, 1).await?;
     tx.execute(DELETE_ENTRIES, args![policy, ENTRIES_MAX]).await.map(drop)
 }
+
+#[async_trait]
 
 impl Op for ReadJournal {
     type Output = Page<JournalEntry>;
@@ -96,6 +99,8 @@ fn entry(mut row: Row) -> Result<JournalEntry, StoreError> {
 
 /// Writes what a process noticed, unless the journal has it.
 pub struct WriteNotices(pub Vec<Notice>);
+
+#[async_trait]
 
 impl Op for WriteNotices {
     type Output = ();

@@ -1,4 +1,5 @@
 //! Keys: which caller may do what.
+use async_trait::async_trait;
 use forebay_domain::{
     access::{
         globs::PolicyGlobs,
@@ -56,6 +57,8 @@ pub struct CreateKey {
     pub live_max: u32,
 }
 
+#[async_trait]
+
 impl Op for CreateKey {
     type Output = Result<StoredKey, Refusal>;
 
@@ -89,6 +92,8 @@ impl Op for CreateKey {
 
 pub struct ListKeys(pub KeyFilter);
 
+#[async_trait]
+
 impl Op for ListKeys {
     type Output = Vec<StoredKey>;
 
@@ -107,6 +112,8 @@ pub struct RevokeKey {
     pub now: Timestamp,
 }
 
+#[async_trait]
+
 impl Op for RevokeKey {
     type Output = Option<StoredKey>;
 
@@ -124,6 +131,8 @@ impl Op for RevokeKey {
 }
 
 pub struct WriteKeyUses(pub Vec<KeyUse>);
+
+#[async_trait]
 
 impl Op for WriteKeyUses {
     type Output = ();

@@ -1,4 +1,5 @@
 //! Stage 5 in the store: the calls of a lease's holder. The lease's token, its end and the epoch fence them.
+use async_trait::async_trait;
 use forebay_domain::{
     clock::Timestamp,
     ids::{BatchId, GroupPk, LeaseToken, Step},
@@ -48,6 +49,8 @@ pub(super) fn check_lease(proof: &LeaseProof, policy: &Policy, batch: &Batch) ->
     Err(Refusal::LeaseLost(lost))
 }
 
+#[async_trait]
+
 impl Op for Extend {
     type Output = Result<Batch, Refusal>;
 
@@ -69,6 +72,8 @@ impl Op for Extend {
         batch::get(tx, batch.batch_pk).await.map(Ok)
     }
 }
+
+#[async_trait]
 
 impl Op for Ack {
     type Output = Result<Batch, Refusal>;
@@ -136,6 +141,8 @@ pub(super) async fn train(
     tx.guarded(SET_ACKED_STEP, args![policy.policy_pk, last], 1).await
 }
 
+#[async_trait]
+
 impl Op for Nack {
     type Output = Result<Batch, Refusal>;
 
@@ -164,6 +171,8 @@ impl Op for Nack {
         batch::get(tx, batch.batch_pk).await.map(Ok)
     }
 }
+
+#[async_trait]
 
 impl Op for Readmit {
     type Output = Result<Batch, Refusal>;
@@ -198,6 +207,8 @@ pub struct QuarantineDamaged {
     pub group: GroupPk,
     pub now: Timestamp,
 }
+
+#[async_trait]
 
 impl Op for QuarantineDamaged {
     type Output = ();

@@ -1,5 +1,6 @@
 //! Stage 6 in the store: checkpoints, resume and reset. They decide what the weights have learned from.
 
+use async_trait::async_trait;
 use forebay_domain::{
     clock::Timestamp,
     ids::{BatchPk, Epoch, Run, Step, Version},
@@ -25,6 +26,8 @@ use crate::{
     sql::{Arg, Statement, Tx, among_keys, args, key_list, locking},
     tally::CountedGroups,
 };
+
+#[async_trait]
 
 impl Op for Checkpoint {
     type Output = Result<Checkpointed, Refusal>;
@@ -111,6 +114,8 @@ async fn set_lineage(
     );
     tx.guarded(SET_LINEAGE, args![policy.policy_pk, epoch, acked, checkpoint], 1).await
 }
+
+#[async_trait]
 
 impl Op for Resume {
     type Output = Result<Resumed, Refusal>;
@@ -339,6 +344,8 @@ async fn rewind_version(tx: &mut Tx<'_>, policy: &Policy, step: Option<Step>) ->
     policy::set_version(tx, policy.policy_pk, version, step, uri.as_deref()).await?;
     Ok(version)
 }
+
+#[async_trait]
 
 impl Op for Reset {
     type Output = Result<ResetDone, Refusal>;

@@ -1,5 +1,6 @@
 //! Where payloads are: the rows of segment files, and which frames rows name. Only diagnosis reads this.
 
+use async_trait::async_trait;
 use forebay_domain::ids::RolloutPk;
 use std::collections::HashMap;
 
@@ -33,6 +34,8 @@ pub(crate) struct CountedPlaces {
 }
 
 pub(crate) struct CountPlaces;
+
+#[async_trait]
 
 impl Op for CountPlaces {
     type Output = CountedPlaces;
@@ -80,6 +83,8 @@ impl Op for CountPlaces {
 
 /// Where the payloads of some rollouts are, with their digests.
 pub(crate) struct FindPlaces(pub Vec<RolloutPk>);
+
+#[async_trait]
 
 impl Op for FindPlaces {
     type Output = HashMap<RolloutPk, (Place, [u8; 32])>;

@@ -1,5 +1,6 @@
 //! Policies: their rules and versions, and what the next batch is waiting for.
 
+use async_trait::async_trait;
 use forebay_domain::{
     clock::Timestamp,
     ids::{Epoch, PolicyName, PolicyPk, Run, Step, Version},
@@ -116,6 +117,8 @@ pub(super) fn check_epoch(named: Option<Epoch>, current: Epoch) -> Result<(), Re
 
 pub struct FindPolicy(pub PolicyName);
 
+#[async_trait]
+
 impl Op for FindPolicy {
     type Output = Option<Policy>;
 
@@ -130,6 +133,8 @@ pub struct ListPolicies {
     pub limit: u32,
 }
 
+#[async_trait]
+
 impl Op for ListPolicies {
     type Output = Vec<Policy>;
 
@@ -142,6 +147,8 @@ impl Op for ListPolicies {
         Ok(policies)
     }
 }
+
+#[async_trait]
 
 impl Op for WriteRules {
     type Output = Result<RulesWritten, Refusal>;
@@ -203,6 +210,8 @@ async fn insert_rules(tx: &mut Tx<'_>, write: &WriteRules) -> Result<i64, StoreE
 
 /// Publishes to all replicas, this one included.
 pub struct PublishVersion(pub Publish);
+
+#[async_trait]
 
 impl Op for PublishVersion {
     type Output = Result<bool, Refusal>;
@@ -294,6 +303,8 @@ pub(super) async fn set_version(
 /// Tallies of every policy, or of one.
 pub struct ReadTallies(pub Option<PolicyPk>);
 
+#[async_trait]
+
 impl Op for ReadTallies {
     type Output = BTreeMap<PolicyName, Tallies>;
 
@@ -334,6 +345,8 @@ pub struct ReadWaiting {
     pub run: Run,
     pub now: Timestamp,
 }
+
+#[async_trait]
 
 impl Op for ReadWaiting {
     type Output = WaitingFor;
@@ -415,6 +428,8 @@ impl Op for ReadWaiting {
         Ok(waiting)
     }
 }
+
+#[async_trait]
 
 impl Op for ReadEnvironments {
     type Output = EnvironmentGroups;

@@ -1,4 +1,5 @@
 //! Stage 5 in the store, for consumers whose next read acks the previous one. Their leases are found by their names.
+use async_trait::async_trait;
 use forebay_domain::{
     ids::{BatchPk, ConsumerName, Step},
     lease::Batch,
@@ -18,6 +19,8 @@ use crate::{
     op::Op,
     sql::{Statement, Tx, args},
 };
+
+#[async_trait]
 
 impl Op for AckReads {
     type Output = Result<Vec<Batch>, Refusal>;
@@ -40,6 +43,8 @@ impl Op for AckReads {
         Ok(Ok(acked))
     }
 }
+
+#[async_trait]
 
 impl Op for MarkRead {
     type Output = Result<(), Refusal>;
@@ -71,6 +76,8 @@ impl Op for MarkRead {
     }
 }
 
+#[async_trait]
+
 impl Op for ReleaseRead {
     type Output = Result<(), Refusal>;
 
@@ -95,6 +102,8 @@ impl Op for ReleaseRead {
         batch::tally_move(tx, &batch, to).await.map(Ok)
     }
 }
+
+#[async_trait]
 
 impl Op for GiveBackReads {
     type Output = Result<u64, Refusal>;

@@ -3,6 +3,7 @@
 //! Separate from those who decide what moves when: the writer of SQLite, and the care for objects of Postgres. Their bytes
 //! are read between the two operations.
 
+use async_trait::async_trait;
 use bytes::Bytes;
 use forebay_domain::{clock::Timestamp, formats::payload::Payload, ids::RolloutPk};
 use std::collections::HashMap;
@@ -51,6 +52,8 @@ pub(crate) struct FindMisplaced {
     pub kind: PayloadKind,
 }
 
+#[async_trait]
+
 impl Op for FindMisplaced {
     type Output = (Option<RolloutPk>, Vec<Misplaced>);
 
@@ -98,6 +101,8 @@ pub(crate) struct Relocate {
     /// Only Postgres notes when an object became empty.
     pub now: Timestamp,
 }
+
+#[async_trait]
 
 impl Op for Relocate {
     type Output = usize;
@@ -152,6 +157,8 @@ pub(crate) struct FindEmptied {
     pub limit: u32,
 }
 
+#[async_trait]
+
 impl Op for FindEmptied {
     type Output = Vec<i64>;
 
@@ -172,6 +179,8 @@ impl Op for FindEmptied {
 /// Forgets objects that were removed.
 pub(crate) struct ForgetObjects(pub Vec<i64>);
 
+#[async_trait]
+
 impl Op for ForgetObjects {
     type Output = ();
 
@@ -187,6 +196,8 @@ impl Op for ForgetObjects {
 
 /// Which of these objects have a row.
 pub(crate) struct FindKnown(pub Vec<i64>);
+
+#[async_trait]
 
 impl Op for FindKnown {
     type Output = Vec<i64>;

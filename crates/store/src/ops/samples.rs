@@ -1,5 +1,6 @@
 //! Stage 5 in the store: the contents of a batch, read in pieces; the only place that reads the rows of payloads.
 
+use async_trait::async_trait;
 use forebay_domain::{
     clock::Timestamp,
     formats::payload::Payload,
@@ -41,6 +42,8 @@ pub(super) use select_members;
 
 pub struct FindBatch(pub BatchId);
 
+#[async_trait]
+
 impl Op for FindBatch {
     type Output = Option<Batch>;
 
@@ -48,6 +51,8 @@ impl Op for FindBatch {
         batch::find(tx, self.0).await
     }
 }
+
+#[async_trait]
 
 impl Op for BatchFilter {
     type Output = Page<Batch>;
@@ -81,6 +86,8 @@ impl Op for BatchFilter {
 
 /// The rollouts of a batch in order, without payloads. None if the payloads are purged.
 pub struct BatchMembers(pub Batch);
+
+#[async_trait]
 
 impl Op for BatchMembers {
     type Output = Option<Vec<BatchMember>>;
@@ -147,6 +154,8 @@ pub(crate) struct FoundPayload {
 }
 
 pub(crate) struct ReadPayloads(pub Vec<RolloutPk>);
+
+#[async_trait]
 
 impl Op for ReadPayloads {
     type Output = Vec<FoundPayload>;

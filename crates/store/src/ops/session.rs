@@ -4,6 +4,7 @@ pub mod calls;
 mod open;
 pub mod sweep;
 
+use async_trait::async_trait;
 use forebay_domain::{
     clock::Timestamp,
     formats::canonical::ContentDigest,
@@ -227,6 +228,8 @@ async fn read_all(tx: &mut Tx<'_>, rows: Vec<Row>) -> Result<Vec<Session>, Store
 
 pub struct FindSession(pub SessionId);
 
+#[async_trait]
+
 impl Op for FindSession {
     type Output = Option<Session>;
 
@@ -238,6 +241,8 @@ impl Op for FindSession {
 }
 
 pub struct FindSessionOfKey(pub SessionKeyHash);
+
+#[async_trait]
 
 impl Op for FindSessionOfKey {
     type Output = Option<Session>;
@@ -253,6 +258,8 @@ impl Op for FindSessionOfKey {
         Ok(read_all(tx, rows).await?.pop())
     }
 }
+
+#[async_trait]
 
 impl Op for SessionFilter {
     type Output = Page<Session>;
@@ -307,6 +314,8 @@ impl Op for SessionFilter {
 /// returned unchanged.
 pub struct BeginFinish(pub Vec<SessionId>);
 
+#[async_trait]
+
 impl Op for BeginFinish {
     type Output = Result<Vec<Session>, Refusal>;
 
@@ -354,6 +363,8 @@ impl Op for BeginFinish {
 
 /// Permits new calls of sessions whose finish was refused.
 pub struct ReopenSessions(pub Vec<SessionId>);
+
+#[async_trait]
 
 impl Op for ReopenSessions {
     type Output = ();

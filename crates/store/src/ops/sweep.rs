@@ -1,5 +1,6 @@
 //! Stage 7 in the store: changes that time alone makes due, in slices, so that no sweep holds a lock for long.
 
+use async_trait::async_trait;
 use forebay_domain::{
     clock::Timestamp,
     ids::{BatchPk, GroupId, PolicyPk},
@@ -46,6 +47,8 @@ pub(super) async fn expire_of_policy(tx: &mut Tx<'_>, policy: &Policy, now: Time
 /// Whether time has made anything due. This only reads, so that an idle service writes nothing.
 pub struct AnythingDue(pub Timestamp);
 
+#[async_trait]
+
 impl Op for AnythingDue {
     type Output = bool;
 
@@ -91,6 +94,8 @@ pub struct ExpireLeases {
     pub limit: u32,
 }
 
+#[async_trait]
+
 impl Op for ExpireLeases {
     type Output = Vec<ExpiredLeases>;
 
@@ -123,6 +128,8 @@ pub struct DiscardStragglers {
     pub now: Timestamp,
     pub limit: u32,
 }
+
+#[async_trait]
 
 impl Op for DiscardStragglers {
     type Output = u64;
@@ -171,6 +178,8 @@ pub struct Retire {
     pub now: Timestamp,
     pub limit: u32,
 }
+
+#[async_trait]
 
 impl Op for Retire {
     type Output = u64;
@@ -368,6 +377,8 @@ async fn forget_empty_batch(tx: &mut Tx<'_>, batch: BatchPk) -> Result<(), Store
 /// Whether there are appended changes that must be added to the tallies.
 pub(crate) struct MayFoldTallies;
 
+#[async_trait]
+
 impl Op for MayFoldTallies {
     type Output = bool;
 
@@ -377,6 +388,8 @@ impl Op for MayFoldTallies {
 }
 
 pub(crate) struct FoldTallies;
+
+#[async_trait]
 
 impl Op for FoldTallies {
     type Output = ();
@@ -391,6 +404,8 @@ impl Op for FoldTallies {
 /// Reads and writes without effect. It answers when the database does.
 pub(crate) struct Ping;
 
+#[async_trait]
+
 impl Op for Ping {
     type Output = ();
 
@@ -404,6 +419,8 @@ impl Op for Ping {
 
 /// Updates a row to its own values. It answers when the database can write.
 pub struct Probe;
+
+#[async_trait]
 
 impl Op for Probe {
     type Output = ();

@@ -1,4 +1,5 @@
 //! Rules that no policy and no group uses any more.
+use async_trait::async_trait;
 use forebay_domain::{ids::GroupPk, sweep::RulesOfGroups};
 
 use crate::{
@@ -11,6 +12,8 @@ use crate::{
 pub struct SupersededRules {
     pub limit: u32,
 }
+
+#[async_trait]
 
 impl Op for SupersededRules {
     type Output = Vec<i64>;
@@ -36,6 +39,8 @@ pub struct FindRulesOfGroups {
     pub limit: u32,
 }
 
+#[async_trait]
+
 impl Op for FindRulesOfGroups {
     type Output = RulesOfGroups;
 
@@ -59,6 +64,8 @@ impl Op for FindRulesOfGroups {
 
 /// Deletes rules that no policy uses. Returns how many were deleted.
 pub struct ForgetRules(pub Vec<i64>);
+
+#[async_trait]
 
 impl Op for ForgetRules {
     type Output = u64;

@@ -11,7 +11,7 @@ use tokio::{runtime::Handle, sync::Semaphore, task::spawn_blocking};
 use super::direct::Direct;
 use crate::{
     error::StoreError,
-    op::Op,
+    op::{AnyOp, AnyOutput},
     rules_cache::RulesCache,
     sql::{Connection as _, Statement, Tx},
 };
@@ -36,7 +36,7 @@ impl Readers {
     }
 
     /// Runs an operation on a consistent snapshot. It continues if the caller is dropped.
-    pub(super) async fn read<O: Op>(&self, op: O) -> Result<O::Output, StoreError> {
+    pub(super) async fn read(&self, op: Box<dyn AnyOp>) -> Result<AnyOutput, StoreError> {
         let turn = Arc::clone(&self.turns).acquire_owned().await.map_err(|_| StoreError::Closed)?;
         let (path, idle, rules) = (self.path.clone(), Arc::clone(&self.idle), Arc::clone(&self.rules));
         let runtime = Handle::current();
@@ -44,7 +44,7 @@ impl Readers {
             let _turn = turn;
             let known = idle.lock().unwrap_or_else(PoisonError::into_inner).pop();
             let mut connection = known.map_or_else(|| Direct::reading(&path), Ok)?;
-            let output = runtime.block_on(snapshot(&mut connection, &op, &rules))?;
+            let output = runtime.block_on(snapshot(&mut connection, &*op, &rules))?;
             // After an error the state of the connection is unknown. It is dropped, and another is opened when one is
             // needed.
             idle.lock().unwrap_or_else(PoisonError::into_inner).push(connection);
@@ -61,7 +61,7 @@ impl Readers {
     }
 }
 
-async fn snapshot<O: Op>(connection: &mut Direct, op: &O, rules: &RulesCache) -> Result<O::Output, StoreError> {
+async fn snapshot(connection: &mut Direct, op: &dyn AnyOp, rules: &RulesCache) -> Result<AnyOutput, StoreError> {
     connection.execute(Statement::new("BEGIN"), Vec::new()).await?;
     let output = op.run(&mut Tx::new(connection, rules)).await?;
     connection.execute(Statement::new("ROLLBACK"), Vec::new()).await?;

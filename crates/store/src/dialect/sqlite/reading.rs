@@ -3,6 +3,7 @@
 //! Separate from the dialect, which holds the files, brings the schema up to date and writes. SQLite lets
 //! other processes read a file in WAL mode, each on a snapshot of its own.
 
+use async_trait::async_trait;
 use sqlx::{Connection as _, SqliteConnection, sqlite::SqliteConnectOptions};
 use std::{path::Path, sync::Arc};
 
@@ -17,7 +18,7 @@ use crate::{
     dialect::SqlDialect,
     error::StoreError,
     health::HealthReporter,
-    op::Op,
+    op::{AnyOp, AnyOutput},
     open::error::{BASELINE, OpenError},
     peers::Peers,
     rules_cache::RulesCache,
@@ -71,15 +72,18 @@ async fn check_schema(connection: &mut SqliteConnection, path: &Path) -> Result<
     }
 }
 
+#[async_trait]
 impl SqlDialect for SqliteReading {
-    const INGESTS: usize = 1;
+    fn ingests(&self) -> usize {
+        1
+    }
 
     /// Nothing is ever written.
-    async fn write<O: Op>(&self, _op: O) -> Result<O::Output, StoreError> {
+    async fn write_any(&self, _op: Box<dyn AnyOp>) -> Result<AnyOutput, StoreError> {
         Err(StoreError::Closed)
     }
 
-    async fn read<O: Op>(&self, op: O) -> Result<O::Output, StoreError> {
+    async fn read_any(&self, op: Box<dyn AnyOp>) -> Result<AnyOutput, StoreError> {
         self.readers.read(op).await
     }
 

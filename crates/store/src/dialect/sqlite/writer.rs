@@ -32,7 +32,7 @@ use super::{direct::Direct, files::Files};
 use crate::{
     error::StoreError,
     health::HealthReporter,
-    op::{Class, Op},
+    op::{AnyOp, AnyOutput, Class},
     open::error::OpenError,
     ops::tallies,
     rules_cache::RulesCache,
@@ -92,9 +92,9 @@ impl Handle {
         Ok((Self { control, bulk }, thread))
     }
 
-    pub(super) async fn write<O: Op>(&self, op: O) -> Result<O::Output, StoreError> {
+    pub(super) async fn write(&self, op: Box<dyn AnyOp>) -> Result<AnyOutput, StoreError> {
         let (reply, answer) = oneshot::channel();
-        let queue = match O::CLASS {
+        let queue = match op.class() {
             Class::Control => &self.control,
             Class::Bulk => &self.bulk,
         };

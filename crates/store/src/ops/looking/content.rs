@@ -1,4 +1,5 @@
 //! One rollout with what is needed to look into its payload.
+use async_trait::async_trait;
 use forebay_domain::{
     clock::Timestamp,
     ids::RolloutPk,
@@ -17,6 +18,8 @@ use crate::{
     },
     sql::{Statement, Tx, args},
 };
+
+#[async_trait]
 
 impl Op for FindContent {
     type Output = Option<StoredContent>;

@@ -2,6 +2,7 @@
 //!
 //! A page examines a bounded number of groups and of rollouts, and both are found by an index.
 
+use async_trait::async_trait;
 use forebay_domain::{
     clock::Timestamp,
     ids::{GroupPk, PolicyPk, Version},
@@ -21,6 +22,8 @@ use crate::{
 
 /// Rollouts of one page. A group with more is passed over.
 const ROLLOUTS_MAX: u64 = 4_096;
+
+#[async_trait]
 
 impl Op for FindPastGroups {
     type Output = PastGroups;
@@ -159,6 +162,8 @@ fn read_rollout(mut row: Row) -> Result<PastRollout, StoreError> {
 
 /// The versions of a policy and when each was published, in the order of the versions.
 pub struct ListPublished(pub PolicyPk);
+
+#[async_trait]
 
 impl Op for ListPublished {
     type Output = Vec<(Version, Timestamp)>;

@@ -1,6 +1,7 @@
 //! Diagnosis: reads every row and compares it with the rows that refer to it. This takes long, so neither metrics nor
 //! requests may use it.
 
+use async_trait::async_trait;
 use forebay_domain::{
     ids::{GroupPk, IdKey, PolicyName},
     looking::diagnosis::{Contradiction, Examination},
@@ -28,6 +29,8 @@ const KEYS_PAGE: i64 = 10_000;
 
 /// Reads every row and compares it with the rows that refer to it.
 pub struct Examine;
+
+#[async_trait]
 
 impl Op for Examine {
     type Output = Examination;
@@ -396,6 +399,8 @@ fn count(counts: &mut Counts, row: &mut Row, tally: Tally) -> Result<(), StoreEr
 /// The faults that a database finds in its own file. Empty on Postgres, whose server checks its files itself.
 pub(crate) struct Integrity;
 
+#[async_trait]
+
 impl Op for Integrity {
     type Output = Vec<String>;
 
@@ -429,6 +434,8 @@ pub struct GroupMembers {
     pub after: GroupPk,
     pub groups: u32,
 }
+
+#[async_trait]
 
 impl Op for GroupMembers {
     type Output = Vec<BatchMember>;

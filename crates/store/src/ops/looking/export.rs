@@ -3,6 +3,7 @@
 //! A page examines a bounded number of groups and of rollouts, and both are found by an index. Groups whose payloads are
 //! purged are passed over without reading their rollouts.
 
+use async_trait::async_trait;
 use forebay_domain::{
     clock::Timestamp,
     ids::{GroupPk, RolloutPk, Run, Step},
@@ -26,6 +27,8 @@ const ROLLOUTS_MAX: u32 = 1_024;
 
 /// The last rollout that was received, of whichever policy.
 pub struct LastRollout;
+
+#[async_trait]
 
 impl Op for LastRollout {
     type Output = RolloutPk;
@@ -55,6 +58,8 @@ struct ExportGroup {
     batch: Option<BatchState>,
     step: Option<Step>,
 }
+
+#[async_trait]
 
 impl Op for ExportPage {
     type Output = ExportedPage;

@@ -1,4 +1,5 @@
 //! Facts for explanations: a few statements per policy, each of which examines a bounded number of rows.
+use async_trait::async_trait;
 use forebay_domain::{
     clock::Timestamp,
     ids::{BatchId, PolicyPk},
@@ -58,6 +59,8 @@ const SELECT_OLDEST_TOTALS: Statement = Statement::new(
     ORDER BY minute
     LIMIT 1",
 );
+
+#[async_trait]
 
 impl Op for ReadFacts {
     type Output = LedgerFacts;

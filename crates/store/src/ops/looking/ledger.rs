@@ -1,5 +1,6 @@
 //! The ledger: rollouts and groups in the form in which the API lists them.
 
+use async_trait::async_trait;
 use forebay_domain::{
     groups::Group,
     ids::{BatchId, GroupId, GroupPk, PolicyName, RolloutId},
@@ -60,6 +61,8 @@ macro_rules! select_story {
         )
     };
 }
+
+#[async_trait]
 
 impl Op for StoryFilter {
     type Output = Page<Story>;
@@ -283,6 +286,8 @@ pub(in crate::ops) async fn group(tx: &mut Tx<'_>, group: GroupPk) -> Result<Gro
     const SELECT_GROUP: Statement = Statement::new(select_group!("", "WHERE g.group_pk = $1"));
     read_group(tx.fetch_one(SELECT_GROUP, args![group]).await?)
 }
+
+#[async_trait]
 
 impl Op for GroupFilter {
     type Output = Page<Group>;

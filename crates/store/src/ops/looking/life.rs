@@ -1,4 +1,5 @@
 //! Where an id is found, and what is known about the life of what it names.
+use async_trait::async_trait;
 use forebay_domain::{
     ids::{GroupPk, IdKey, PolicyName, PolicyPk, Run},
     lease::Batch,
@@ -22,6 +23,8 @@ use crate::{
 
 /// Batches of a group that are told.
 const BATCHES_MAX: usize = 8;
+
+#[async_trait]
 
 impl Op for FindId {
     type Output = IdMatches;
@@ -90,6 +93,8 @@ async fn having(
     found.sort();
     Ok(found)
 }
+
+#[async_trait]
 
 impl Op for FindLife {
     type Output = Option<Life>;

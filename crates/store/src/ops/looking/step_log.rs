@@ -1,6 +1,7 @@
 //! What the log of steps has, for people who look at it.
 //!
 //! Separate from [`steps`](crate::ops::steps), which acks write.
+use async_trait::async_trait;
 use forebay_domain::{
     looking::steps::{ReadStepBuckets, ReadSteps, Spread, StepBucket, StepBuckets, StepCursor, StepPage, StepRow},
     pages::Order,
@@ -30,6 +31,8 @@ macro_rules! select_steps {
         ))
     };
 }
+
+#[async_trait]
 
 impl Op for ReadSteps {
     type Output = StepPage;
@@ -102,6 +105,8 @@ macro_rules! spread {
         )
     };
 }
+
+#[async_trait]
 
 impl Op for ReadStepBuckets {
     type Output = StepBuckets;

@@ -1,4 +1,5 @@
 //! Recorded calls. A call is durable before the agent sees the end of its answer.
+use async_trait::async_trait;
 use forebay_domain::{
     clock::Timestamp,
     formats::call::CallColumns,
@@ -75,6 +76,8 @@ impl Recording {
         Ok(())
     }
 }
+
+#[async_trait]
 
 impl Op for RecordCall {
     type Output = Result<RecordedCall, Refusal>;
@@ -176,6 +179,8 @@ async fn insert(record: &RecordCall, tx: &mut Tx<'_>, policy: PolicyPk, seq: u32
     Ok(RecordedCall { call_pk, seq })
 }
 
+#[async_trait]
+
 impl Op for KeepSession {
     type Output = Result<(), Refusal>;
 
@@ -201,6 +206,8 @@ impl Op for KeepSession {
 /// Remembers that a call was refused because a bound was reached.
 pub struct MarkFull(pub SessionPk);
 
+#[async_trait]
+
 impl Op for MarkFull {
     type Output = ();
 
@@ -221,6 +228,8 @@ pub struct NoteSession {
     pub notes: SessionNotes,
 }
 
+#[async_trait]
+
 impl Op for NoteSession {
     type Output = ();
 
@@ -240,6 +249,8 @@ pub struct MarkCalls {
     pub calls: Vec<CallPk>,
     pub delivery: Delivery,
 }
+
+#[async_trait]
 
 impl Op for MarkCalls {
     type Output = ();
@@ -264,6 +275,8 @@ pub struct FindUnmarked {
     pub ended_after: Timestamp,
 }
 
+#[async_trait]
+
 impl Op for FindUnmarked {
     type Output = bool;
 
@@ -278,6 +291,8 @@ impl Op for FindUnmarked {
         Ok(tx.fetch_optional(FIND_UNMARKED, args![self.session, self.ended_after]).await?.is_some())
     }
 }
+
+#[async_trait]
 
 impl Op for FindAnswer {
     type Output = Option<StoredAnswer>;
@@ -317,6 +332,8 @@ pub struct FindCalls {
     pub after: u32,
     pub limit: u32,
 }
+
+#[async_trait]
 
 impl Op for FindCalls {
     type Output = Vec<StoredCall>;
@@ -372,6 +389,8 @@ pub struct FindTexts {
     pub after: u32,
     pub limit: u32,
 }
+
+#[async_trait]
 
 impl Op for FindTexts {
     type Output = Vec<CallTexts>;

@@ -1,4 +1,5 @@
 //! Opening of sessions, under the locks of the rows of their policies.
+use async_trait::async_trait;
 use forebay_domain::{
     admission::{
         Room,
@@ -27,6 +28,8 @@ use crate::{
 
 /// Seconds for which room stays reserved after a session should have expired, in case the sweep is late.
 const ADMISSION_GRACE_S: u64 = 3_600;
+
+#[async_trait]
 
 impl Op for NewSession {
     type Output = Result<OpenedSession, Refusal>;

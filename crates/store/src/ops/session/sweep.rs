@@ -1,4 +1,5 @@
 //! What time makes due: sessions that must end, and ended sessions whose rows go.
+use async_trait::async_trait;
 use forebay_domain::{
     clock::Timestamp,
     ids::{PolicyPk, SessionId, SessionPk},
@@ -18,6 +19,8 @@ pub struct DueSessions {
     pub now: Timestamp,
     pub limit: u32,
 }
+
+#[async_trait]
 
 impl Op for DueSessions {
     type Output = Vec<SessionId>;
@@ -43,6 +46,8 @@ pub struct RetireSessions {
     pub now: Timestamp,
     pub limit: u32,
 }
+
+#[async_trait]
 
 impl Op for RetireSessions {
     type Output = u64;

@@ -1,6 +1,6 @@
 //! The commands of the writer: operations that wait for their commit, and the request to end.
 //!
-//! Separate from the writer, because each command has another type, and the writer knows only the trait.
+//! Separate from the writer, which knows only the trait.
 
 use std::panic::AssertUnwindSafe;
 
@@ -11,7 +11,7 @@ use tracing::Span;
 
 use crate::{
     error::StoreError,
-    op::{Class, Op},
+    op::{AnyOp, AnyOutput, Class},
     sql::Tx,
 };
 
@@ -45,17 +45,17 @@ pub(super) trait Command: Send {
     }
 }
 
-pub(super) struct Pending<O: Op> {
-    pub(super) op: O,
-    pub(super) outcome: Option<Result<O::Output, StoreError>>,
+pub(super) struct Pending {
+    pub(super) op: Box<dyn AnyOp>,
+    pub(super) outcome: Option<Result<AnyOutput, StoreError>>,
     pub(super) span: Span,
-    pub(super) reply: oneshot::Sender<Result<O::Output, StoreError>>,
+    pub(super) reply: oneshot::Sender<Result<AnyOutput, StoreError>>,
 }
 
 #[async_trait]
-impl<O: Op> Command for Pending<O> {
+impl Command for Pending {
     async fn run(&mut self, tx: &mut Tx<'_>) -> bool {
-        if O::ABANDONABLE && self.reply.is_closed() {
+        if self.op.is_abandonable() && self.reply.is_closed() {
             return false;
         }
         // A bug in one operation must not end the writer for all callers.
@@ -80,12 +80,12 @@ impl<O: Op> Command for Pending<O> {
     }
 
     fn is_urgent(&self) -> bool {
-        O::CLASS == Class::Control
+        self.op.class() == Class::Control
     }
 
     fn finding(&self) -> Option<Result<(), &StoreError>> {
         match self.outcome.as_ref()? {
-            Ok(_) => O::PROBES.then_some(Ok(())),
+            Ok(_) => self.op.probes().then_some(Ok(())),
             Err(error) => Some(Err(error)),
         }
     }
