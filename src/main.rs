@@ -8,7 +8,7 @@ use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand};
 use forebay::config::Config;
 
-use self::commands::{bench, export, import, keys, maintenance, serve, top, why};
+use self::commands::{bench, demo, export, import, keys, maintenance, serve, top, why};
 
 /// The durable rollout buffer between LLM agents and the trainers that learn from them.
 #[derive(Parser)]
@@ -24,6 +24,11 @@ struct CommandLine {
 enum Command {
     /// Serve the API (the default command)
     Serve(serve::ServeArgs),
+    /// Watch agents and trainers at work, without anything else to install
+    ///
+    /// Starts a service of its own on a temporary database, plays a scripted team of agents whose calls are recorded in
+    /// sessions, and trains two small policies. Prints the address of the page that shows it.
+    Demo(demo::DemoArgs),
     /// Create, list and revoke keys
     Keys(keys::KeysArgs),
     /// Import recorded rollouts of other projects into a running service
@@ -132,6 +137,7 @@ fn main() -> ExitCode {
     let outcome = match command_line.command {
         None => serve::serve(command_line.serve),
         Some(Command::Serve(args)) => serve::serve(args),
+        Some(Command::Demo(args)) => demo::demo(args),
         Some(Command::Keys(args)) => keys::keys(args),
         Some(Command::Import(args)) => import::import(*args),
         Some(Command::Why(args)) => why::why(&args),

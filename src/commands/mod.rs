@@ -2,6 +2,8 @@
 
 pub(crate) mod serve;
 
+pub(crate) mod demo;
+
 pub(crate) mod keys;
 
 pub(crate) mod import;

@@ -19,6 +19,7 @@ mod content;
 mod crash;
 mod damage;
 mod dashboards;
+mod demo;
 mod documents;
 mod environments;
 mod executions;

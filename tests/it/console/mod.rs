@@ -15,7 +15,7 @@ mod hostile;
 mod login;
 mod nights;
 mod page;
-mod pictures;
+pub(crate) mod pictures;
 mod reading;
 mod serving;
 mod smoke;

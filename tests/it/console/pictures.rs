@@ -12,7 +12,7 @@ use crate::support::{Backend, TestApp, endure, group, with};
 const PICTURE_BYTES_MAX: usize = 150 << 10;
 
 /// Takes a picture of what a page shows, and writes it if a folder is named.
-pub(super) async fn picture(page: &Page, name: &str) {
+pub(crate) async fn picture(page: &Page, name: &str) {
     let bytes = page.screenshot().await;
     assert!(bytes.starts_with(b"\x89PNG"), "it is a PNG");
     assert!(bytes.len() <= PICTURE_BYTES_MAX, "{name}.png has {} bytes", bytes.len());
