@@ -363,6 +363,8 @@ interface StepColumns {
 interface PolicyHistory {
     /** The service's time of the answers, in milliseconds. */
     at: number;
+    /** The window that the address names. */
+    named: string | null;
     window: string;
     hour: Schemas["PolicySeries"];
     series: Schemas["PolicySeries"];

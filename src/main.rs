@@ -137,7 +137,7 @@ fn main() -> ExitCode {
     let outcome = match command_line.command {
         None => serve::serve(command_line.serve),
         Some(Command::Serve(args)) => serve::serve(args),
-        Some(Command::Demo(args)) => demo::demo(args),
+        Some(Command::Demo(args)) => demo::demo(&args),
         Some(Command::Keys(args)) => keys::keys(args),
         Some(Command::Import(args)) => import::import(*args),
         Some(Command::Why(args)) => why::why(&args),

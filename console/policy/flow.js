@@ -36,11 +36,14 @@ function recent(history, name, minutes) {
 }
 
 /**
+ * A number in each of the last 15 minutes, without those before the first rollout of the hour.
  * @param {PolicyHistory|null} history
  * @param {string} name
  */
 function rate(history, name) {
-    const values = history?.hour.metrics[name]?.slice(-15).filter((value) => value !== null) ?? [];
+    const hour = history?.hour.metrics;
+    const first = (hour?.received ?? []).findIndex((count) => (count ?? 0) > 0);
+    const values = hour?.[name]?.slice(Math.max(0, first)).slice(-15).filter((value) => value !== null) ?? [];
     return values.length === 0 ? null : sum(values) / values.length;
 }
 

@@ -3,22 +3,9 @@
 import { absent, ApiError } from "../api.js";
 import { readSteps } from "../step/read.js";
 import * as charts from "./charts.js";
+import { fitting, WINDOWS } from "./windows.js";
 
 const MINUTE = 60_000;
-
-/**
- * The windows of the charts over time: seconds, and the width of a bucket. The service may answer with wider ones.
- * @type {Record<string, [seconds: number, step: number]>}
- */
-export const WINDOWS = {
-    "1 h": [3600, 60],
-    "6 h": [6 * 3600, 60],
-    "24 h": [24 * 3600, 60],
-    "14 d": [14 * 86_400, 1200],
-    "180 d": [180 * 86_400, 10_800],
-};
-
-export const DEFAULT_WINDOW = "1 h";
 
 /** Steps in a chart: the newest ones, or all of the run in this many buckets. */
 const STEPS = 200;
@@ -56,12 +43,10 @@ async function stepsOf(get, { policy }, path, window) {
  * The history of a policy, which changes once a minute.
  * @param {Context} context
  * @param {`./policies/${string}`} path
- * @param {string} window
  * @param {number} acked
  * @returns {Promise<PolicyHistory>}
  */
-async function readHistory({ get, now, params }, path, window, acked) {
-    const [length, step] = WINDOWS[window];
+async function readHistory({ get, now, params }, path, acked) {
     const to = now();
     /**
      * @param {number} seconds
@@ -70,13 +55,16 @@ async function readHistory({ get, now, params }, path, window, acked) {
      */
     const series = (seconds, stepSeconds, metrics) =>
         get(`${path}/series`, { from: iso(to - seconds * 1000), to: iso(to), step_s: stepSeconds, metrics });
-    const [hour, series_, steps, journal] = await Promise.all([
-        series(3600, 60, HOUR_METRICS),
+    const hour = await series(3600, 60, HOUR_METRICS);
+    const named = windowOf(params);
+    const window = named ?? fitting(hour, to);
+    const [length, step] = WINDOWS[window];
+    const [series_, steps, journal] = await Promise.all([
         series(length, step, WINDOW_METRICS),
         stepsOf(get, params, path, window),
         get(`${path}/journal`, { order: "newest", limit: 100 }),
     ]);
-    return { at: to, window, hour, series: series_, steps, journal: journal.entries, acked };
+    return { at: to, named, window, hour, series: series_, steps, journal: journal.entries, acked };
 }
 
 /**
@@ -95,19 +83,19 @@ function ackedBatches({ batches }) {
  */
 function isFresh(history, policy, { now, params }) {
     return (
-        history.window === windowOf(params) &&
+        history.named === windowOf(params) &&
         history.acked === ackedBatches(policy) &&
         now() - history.at < MINUTE
     );
 }
 
 /**
- * The window that the address names.
+ * The window that the address names, if it does.
  * @param {Params} params
  */
-export function windowOf(params) {
+function windowOf(params) {
     const { window = "" } = params;
-    return Object.hasOwn(WINDOWS, window) ? window : DEFAULT_WINDOW;
+    return Object.hasOwn(WINDOWS, window) ? window : null;
 }
 
 /**
@@ -137,7 +125,7 @@ export async function load(context) {
     let specs = context.data?.charts ?? null;
     let isRefused = false;
     if (history === null || !isFresh(history, policy, context)) {
-        const read = await readHistory(context, path, windowOf(context.params), ackedBatches(policy))
+        const read = await readHistory(context, path, ackedBatches(policy))
             .catch(refused).catch(absent(404));
         isRefused = read === REFUSED;
         history = read === REFUSED ? null : read;

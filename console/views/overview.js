@@ -77,6 +77,32 @@ function summary(policies) {
         ${warn.length > 0 ? badge("warn", first(warn), `${warn.length} to look at`) : nothing}`;
 }
 
+/** What a newcomer sees until the first rollout arrives. */
+function welcome() {
+    const url = new URL("./", document.baseURI).href.replace(/\/$/, "");
+    const python = `import forebay
+fb = forebay.Client("${url}")              # key=..., or FOREBAY_KEY, if the service has keys
+for reward in (1.0, 0.0):
+    fb.post(forebay.Trajectory(
+        group_id="a", group_size=2, reward=reward,
+        segments=[forebay.Segment(tokens=[11, 12, 13], loss_mask=[1])]))`;
+    const curl = `curl ${url}/trajectories -H 'content-type: application/json' -d '[
+  {"group_id": "a", "group_size": 2, "reward": 1.0, "segments": [{"tokens": [11, 12, 13], "loss_mask": [1]}]},
+  {"group_id": "a", "group_size": 2, "reward": 0.0, "segments": [{"tokens": [11, 12, 13], "loss_mask": [1]}]}
+]'`;
+    return html`<section class="panel">
+        <h2>No rollout has arrived yet</h2>
+        <p>Forebay keeps what agents did until a trainer has learned from it. Here you see every rollout on its way:
+            what was posted, how it was judged, which batch and step trained it, or why none did.</p>
+        <p>Post the two rollouts of a group, from Python:</p>
+        <pre>${python}</pre>
+        <p>or from a shell:</p>
+        <pre>${curl}</pre>
+        <p><a href="./docs/">All calls of the API</a> · <code>forebay demo</code> shows this page with agents and
+            trainers at work.</p>
+    </section>`;
+}
+
 /** @type {View<Awaited<ReturnType<typeof all>>>} */
 export const view = {
     title: ({ data }) => {
@@ -91,7 +117,9 @@ export const view = {
             return html`<h1>No policies</h1><p>A policy appears here with its rules or its first rollout, if the key may
                 see it.</p>`;
         }
-        return html`<h1>${format.plural(policies.length, "policy", "policies")} ${summary(policies)}</h1>
+        const isNew = policies.every(({ last_post_at: at }) => at === null);
+        return html`${isNew ? welcome() : nothing}
+            <h1>${format.plural(policies.length, "policy", "policies")} ${summary(policies)}</h1>
             <section class="panel overview">
                 ${dataTable({
                     caption: "Worst first. Numbers are of the ledger, the same on each replica.",

@@ -7,7 +7,8 @@ import * as format from "../format.js";
 import { html, nothing } from "../html.js";
 import { losses, strip } from "../policy/flow.js";
 import { describe } from "../policy/journal.js";
-import { load, WINDOWS, windowOf } from "../policy/load.js";
+import { load } from "../policy/load.js";
+import { WINDOWS } from "../policy/windows.js";
 
 /**
  * What the reader asks in each state.
@@ -37,6 +38,9 @@ function links(cause, policy) {
 
 /** @param {PolicyData} data */
 function reasons({ policy, why }) {
+    if (why.causes.length + why.ruled_out.length + why.unknown.length === 0) {
+        return nothing;
+    }
     /**
      * @param {Schemas["WhyCause"]} each
      * @param {number} index
@@ -75,7 +79,7 @@ function graphs(context) {
         return data.isRefused
             ? html`<p class="quiet">The history needs a key with the role read, train or admin.</p>` : nothing;
     }
-    const chosen = windowOf(context.params);
+    const chosen = data.history.window;
     /** @param {On<HTMLSelectElement>} event */
     const choose = (event) => context.go({ window: event.target.value });
     /** @param {CustomEvent<ChartRange|null>} event */

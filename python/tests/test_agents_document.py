@@ -99,3 +99,29 @@ def test_the_state_of_the_document_can_be_continued(environment: dict[str, str])
     before = fb.stats()
     run(environment, "forebay.State(")
     assert fb.stats() == before
+
+
+def test_the_agent_and_the_trainer_of_the_first_page_run_as_printed(environment: dict[str, str]) -> None:
+    agent, trainer = BLOCK.findall((REPOSITORY / "README.md").read_text())
+    folder = Path(environment["FOLDER"])
+    (folder / "agent.py").write_text(agent)
+    (folder / "trainer.py").write_text(trainer)
+    command = [sys.executable, "-W", "error"]
+    subprocess.run([*command, "agent.py"], cwd=folder, env=environment, check=True)
+    fb = forebay.Client(environment["FOREBAY_URL"])
+
+    def played() -> list[tuple[float | None, str]]:
+        stories = fb.list_trajectories("default")
+        return [(story.reward, story.state) for story in stories if story.group.group_id == "2*3"]
+
+    # It asks for batches until it is killed.
+    with subprocess.Popen([*command, "trainer.py"], cwd=folder, env=environment) as process:
+        try:
+            version = 0
+            while any(state != "checkpointed" for _, state in played()):
+                policy = fb.wait_version("default", above=version, wait_ms=60_000)
+                assert policy is not None
+                version = policy.version
+        finally:
+            process.kill()
+    assert played() == [(1.0, "checkpointed")] * 8

@@ -72,7 +72,7 @@ pub(crate) struct DemoArgs {
 
 /// Serves, plays and learns until the time is over.
 #[tokio::main]
-pub(crate) async fn demo(args: DemoArgs) -> anyhow::Result<()> {
+pub(crate) async fn demo(args: &DemoArgs) -> anyhow::Result<()> {
     let folder = tempfile::Builder::new().prefix("forebay-demo-").tempdir().context("no temporary folder")?;
     let engine = Engine::new(Duration::from_millis(args.think_ms));
     engine.load(SOLVER, Table::new(DIGITS));

@@ -5,6 +5,7 @@ import { test } from "node:test";
 
 import { ofBuckets, ofSteps, specs } from "../../console/policy/charts.js";
 import { describe } from "../../console/policy/journal.js";
+import { fitting } from "../../console/policy/windows.js";
 import { shares, stretches } from "../../console/step/stretches.js";
 import { groupRows, rolloutRows } from "../../console/try/rows.js";
 
@@ -93,4 +94,16 @@ test("what a draft would have done is a row for each outcome, the most frequent 
     const rollouts = { as_decided: verdicts({}), rules_now: verdicts({ short: 2 }), draft: verdicts({}) };
     assert.deepEqual(rolloutRows({ rollouts }).map(({ title }) => title),
         ["kept", "dropped: short", "late", "cannot be judged"]);
+});
+
+test("the window of the charts fits the age of the data", () => {
+    const to = 1_767_233_400_000;
+    const minutes = Array.from({ length: 60 }, (_, index) => to / 1000 - 3600 + 60 * index);
+    /** @type {(since: number) => any} */
+    const hour = (since) => ({ at: minutes, metrics: { received: minutes.map((_, index) => (index < since ? null : 1)) } });
+    assert.equal(fitting(hour(59), to), "10 min");
+    assert.equal(fitting(hour(50), to), "10 min");
+    assert.equal(fitting(hour(49), to), "1 h");
+    assert.equal(fitting(hour(0), to), "1 h");
+    assert.equal(fitting(hour(60), to), "1 h", "nothing came in this hour");
 });

@@ -83,7 +83,9 @@ impl Learner {
     async fn step(&self, weights: &mut Weights, batch: &BatchDescriptor, epoch: i64) -> anyhow::Result<()> {
         let samples = self.client.samples(&batch.batch_id).await.context("the samples cannot be read")?;
         let mut table = weights.table.clone();
-        samples.iter().for_each(|sample| learn(&mut table, sample));
+        for sample in &samples {
+            learn(&mut table, sample);
+        }
         let lease = batch.lease.clone().context("the batch has no lease")?;
         let step = weights.step + 1;
         let ack = AckRequest { lease, step, epoch: Some(epoch) };

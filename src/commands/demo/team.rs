@@ -88,7 +88,7 @@ impl Agent {
         }
         let is_right = |answer: &str| answer == (first + second).to_string();
         let verdict = self.ask(&session, CHECKER, &[user(&format!("Is {sum} = {answer}?"))]).await?;
-        let checked = (verdict == "yes") == is_right(&answer);
+        let was_judged = (verdict == "yes") == is_right(&answer);
         if verdict == "no" {
             messages.extend([json!({"role": "assistant", "content": answer}), user("no")]);
             answer = self.ask(&session, SOLVER, &messages).await?;
@@ -97,7 +97,7 @@ impl Agent {
             tokio::time::sleep(Duration::from_secs(GROUP_TIMEOUT_S + 2)).await;
         }
         let reward = |is_earned: bool| if is_earned { 1.0 } else { 0.0 };
-        let (solver, checker) = (reward(is_right(&answer)), reward(checked));
+        let (solver, checker) = (reward(is_right(&answer)), reward(was_judged));
         self.note(solver, checker);
         let finish = FinishRequest {
             rewards: [(SOLVER.to_owned(), solver), (CHECKER.to_owned(), checker)].into(),

@@ -7,7 +7,7 @@ use forebay_wire::Role;
 use serde_json::json;
 
 use super::{open, origin, viewing::trained};
-use crate::support::{Backend, TestApp, on_both_stores, text};
+use crate::support::{Backend, TestApp, on_both_stores, rollout, text};
 
 /// The screens by the names of their modules: an address, and what shows that its data is there.
 fn screens(batch: &str) -> [(&'static str, String, &'static str); 13] {
@@ -63,6 +63,18 @@ on_both_stores! {
         page.wait_for("document.querySelector('.tokens > span') !== null").await;
         page.press("w").await;
         page.wait_for("document.querySelector('section.why') !== null").await;
+        page.assert_clean(origin(app));
+    }
+
+    async fn a_newcomer_is_told_what_to_post(app: TestApp) {
+        let page = open(app, "").await;
+        page.wait_for(&format!("document.querySelector('pre').textContent.includes('{}')", app.url)).await;
+        app.accept(rollout("first", 1.0)).await;
+        app.pass_s(90.0).await;
+        page.goto(&format!("{}/#/policies/default", app.url)).await;
+        page.wait_for("document.querySelector('.toolbar select')?.value === '10 min'").await;
+        page.goto(&format!("{}/", app.url)).await;
+        page.wait_for("document.querySelector('td [data-row]') !== null && document.querySelector('pre') === null").await;
         page.assert_clean(origin(app));
     }
 

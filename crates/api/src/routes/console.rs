@@ -21,6 +21,7 @@ use crate::http::{
 
 const HTML: &str = "text/html; charset=utf-8";
 const STYLE: &str = "text/css; charset=utf-8";
+const IMAGE: &str = "image/svg+xml";
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 const TEXT: &str = "text/plain; charset=utf-8";
 
@@ -37,6 +38,7 @@ macro_rules! file {
 /// Every file of the folder `console/` that browsers load: path, media type and bytes.
 const FILES: &[(&str, &str, &[u8])] = &[
     file!("index.html", HTML),
+    file!("icon.svg", IMAGE),
     file!("style.css", STYLE),
     file!("rollout.css", STYLE),
     file!("address.js", SCRIPT),
@@ -65,6 +67,7 @@ const FILES: &[(&str, &str, &[u8])] = &[
     file!("policy/flow.js", SCRIPT),
     file!("policy/journal.js", SCRIPT),
     file!("policy/load.js", SCRIPT),
+    file!("policy/windows.js", SCRIPT),
     file!("poll.js", SCRIPT),
     file!("rollout/find.js", SCRIPT),
     file!("rollout/load.js", SCRIPT),
