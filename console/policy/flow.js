@@ -36,7 +36,7 @@ function recent(history, name, minutes) {
 }
 
 /**
- * A number in each of the last 15 minutes, without those before the first rollout of the hour.
+ * The mean of a number over the last 15 minutes, without those before the first rollout of the hour.
  * @param {PolicyHistory|null} history
  * @param {string} name
  */

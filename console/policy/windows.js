@@ -13,12 +13,12 @@ export const WINDOWS = {
     "180 d": [180 * 86_400, 10_800],
 };
 
-/** The window of a policy whose first rollout is younger than that, and of all others. */
+/** The window of a policy whose first rollout of the last hour is younger than that, and of all others. */
 const YOUNG = "10 min";
 const USUAL = "1 h";
 
 /**
- * The window that fits the age of the data, as far as the last hour tells.
+ * The window that fits the age of the data. A policy that goes on after an hour of silence begins anew.
  * @param {Schemas["PolicySeries"]} hour
  * @param {number} to milliseconds
  */

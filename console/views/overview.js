@@ -82,19 +82,15 @@ function welcome() {
     const url = new URL("./", document.baseURI).href.replace(/\/$/, "");
     const python = `import forebay
 fb = forebay.Client("${url}")              # key=..., or FOREBAY_KEY, if the service has keys
-for reward in (1.0, 0.0):
-    fb.post(forebay.Trajectory(
-        group_id="a", group_size=2, reward=reward,
-        segments=[forebay.Segment(tokens=[11, 12, 13], loss_mask=[1])]))`;
-    const curl = `curl ${url}/trajectories -H 'content-type: application/json' -d '[
-  {"group_id": "a", "group_size": 2, "reward": 1.0, "segments": [{"tokens": [11, 12, 13], "loss_mask": [1]}]},
-  {"group_id": "a", "group_size": 2, "reward": 0.0, "segments": [{"tokens": [11, 12, 13], "loss_mask": [1]}]}
-]'`;
+print(fb.post(forebay.Trajectory(
+    reward=1.0, segments=[forebay.Segment(tokens=[11, 12, 13], loss_mask=[1])])))`;
+    const curl = `curl -s ${url}/trajectories -H 'content-type: application/json' -d '
+  {"reward": 1.0, "segments": [{"tokens": [11, 12, 13], "loss_mask": [1]}]}'`;
     return html`<section class="panel">
-        <h2>No rollout has arrived yet</h2>
+        <h2>No rollout has arrived yet in the policies that you see</h2>
         <p>Forebay keeps what agents did until a trainer has learned from it. Here you see every rollout on its way:
             what was posted, how it was judged, which batch and step trained it, or why none did.</p>
-        <p>Post the two rollouts of a group, from Python:</p>
+        <p>Post one, from Python:</p>
         <pre>${python}</pre>
         <p>or from a shell:</p>
         <pre>${curl}</pre>
@@ -118,8 +114,8 @@ export const view = {
                 see it.</p>`;
         }
         const isNew = policies.every(({ last_post_at: at }) => at === null);
-        return html`${isNew ? welcome() : nothing}
-            <h1>${format.plural(policies.length, "policy", "policies")} ${summary(policies)}</h1>
+        return html`<h1>${format.plural(policies.length, "policy", "policies")} ${summary(policies)}</h1>
+            ${isNew ? welcome() : nothing}
             <section class="panel overview">
                 ${dataTable({
                     caption: "Worst first. Numbers are of the ledger, the same on each replica.",

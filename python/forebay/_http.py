@@ -260,7 +260,11 @@ class Transport:
         )
         if pause_s is None:
             raise failure.error from failure.__cause__
-        log.debug("%s %s is repeated in %.2f s: %s", call.method, call.path, pause_s, failure.error)
+        if attempts.is_loud:
+            waited_s = attempts.room.waited_s
+            log.warning("%s %s waits for room, %.0f s so far: %s", call.method, call.path, waited_s, failure.error)
+        else:
+            log.debug("%s %s is repeated in %.2f s: %s", call.method, call.path, pause_s, failure.error)
         cancellation.pause(pause_s)
 
     def stream(self, call: Call, *, retry: Retry, timeout_s: float) -> Generator[bytes]:

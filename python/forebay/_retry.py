@@ -53,6 +53,30 @@ class Effect(Enum):
     """The service answered, and a repeat would receive the same answer."""
 
 
+LOUD_AFTER_S = 5.0
+"""A call that has waited for room this long says so in the log. Otherwise a run in which nobody trains looks as if it
+hung, which cost newcomers their first ten minutes."""
+
+LOUD_EVERY_S = 60.0
+"""The time until it says so again."""
+
+
+class RoomWait:
+    """How long a call has waited for room."""
+
+    def __init__(self) -> None:
+        self.waited_s = 0.0
+        self._loud_s = LOUD_AFTER_S
+
+    def add(self, pause_s: float) -> bool:
+        """Counts a pause, and returns whether the log should tell of the wait now."""
+        self.waited_s += pause_s
+        if self.waited_s < self._loud_s:
+            return False
+        self._loud_s = self.waited_s + LOUD_EVERY_S
+        return True
+
+
 class Attempts:
     """The failed attempts of one call."""
 
@@ -61,7 +85,9 @@ class Attempts:
         self._failed = 0
         self._paused_s = 0.0
         self._refused = 0
-        self._waited_s = 0.0
+        self.room = RoomWait()
+        self.is_loud = False
+        """Whether the log should tell that the call waits for room."""
 
     def pause_s(self, effect: Effect, *, repeat: bool, status: int | None, asked_s: float | None) -> float | None:
         """Counts a failed attempt, and returns the pause before the next one, or None if there is none.
@@ -74,8 +100,9 @@ class Attempts:
         if status == 429:
             self._refused += 1
             pause = retry.pause_s(self._refused, asked_s, jitter)
-            self._waited_s += pause
-            return pause if self._waited_s <= retry.backlog_total_max_s else None
+            self.is_loud = self.room.add(pause)
+            return pause if self.room.waited_s <= retry.backlog_total_max_s else None
+        self.is_loud = False
         self._failed += 1
         pause = retry.pause_s(self._failed, asked_s, jitter)
         self._paused_s += pause

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import math
 import os
 import random
@@ -18,7 +19,7 @@ from ._agents import AgentMethods
 from ._bodies import Compression
 from ._http import ARROW, NDJSON, SILENCE_TIMEOUT_S, Answer, Call, Cancellation, Config, Transport, json_body, path
 from ._posts import Posted, identified
-from ._retry import ASKED_MAX_S, Retry, retry_after_s
+from ._retry import ASKED_MAX_S, Retry, RoomWait, retry_after_s
 from ._spool import BYTES_MAX, Spool
 from ._uuid import uuid7
 from ._wire import (
@@ -95,6 +96,8 @@ from ._wire import (
     WhoAmI,
 )
 from .versions import Version
+
+log = logging.getLogger("forebay")
 
 T = TypeVar("T")
 
@@ -332,6 +335,7 @@ class Client(AgentMethods):
         body = json_body(request, "POST", place)
         call = Call(method="POST", path=place, repeat=False, body=body)
         end = None if wait_s is None else time.monotonic() + wait_s
+        room = RoomWait()
         while True:
             answer = self._send(call)
             admission = _parsed(answer, Admission, "POST", place)
@@ -343,7 +347,16 @@ class Client(AgentMethods):
                     self._spool.note_admission(admission.admission_id, admission.policy_version)
                 return admission
             # Many agents wait for the same room, so they do not all ask at the same time.
-            self._transport.pause(call, min(pause_s * random.uniform(0.5, 1.0), left_s))
+            pause_s = min(pause_s * random.uniform(0.5, 1.0), left_s)
+            if room.add(pause_s):
+                log.warning(
+                    "%d rollouts of %s wait for room, %.0f s so far: %s",
+                    rollouts,
+                    policy,
+                    room.waited_s,
+                    admission.reason,
+                )
+            self._transport.pause(call, pause_s)
 
     def get_trajectory(self, policy: str, rollout_id: str) -> TrajectoryStory | None:
         """Returns what became of a rollout in the current run of its policy, or None if it is not known."""

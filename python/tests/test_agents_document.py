@@ -112,7 +112,7 @@ def test_the_agent_and_the_trainer_of_the_first_page_run_as_printed(environment:
 
     def played() -> list[tuple[float | None, str]]:
         stories = fb.list_trajectories("default")
-        return [(story.reward, story.state) for story in stories if story.group.group_id == "2*3"]
+        return [(story.reward, story.state) for story in stories if story.group.group_id.startswith("2*3 ")]
 
     # It asks for batches until it is killed.
     with subprocess.Popen([*command, "trainer.py"], cwd=folder, env=environment) as process:

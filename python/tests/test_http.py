@@ -185,6 +185,24 @@ def test_an_admission_is_asked_for_until_there_is_room(stub: Stubs) -> None:
     assert len(once.requests) == 1
 
 
+def test_a_wait_for_room_is_told_after_a_few_seconds_and_then_every_minute(
+    stub: Stubs, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    none = answer(200, {**ADMISSION, "granted": 0, "reason": "nobody trains"}, Retry_After="4")
+    agent = client_of(stub(*[none] * 40, answer(201, ADMISSION)))
+    monkeypatch.setattr(agent._transport, "pause", lambda _call, _seconds: None)  # pyright: ignore[reportPrivateUsage]
+    assert agent.admit("p", rollouts=8).granted == 8
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    # 40 pauses of 2 to 4 s each.
+    assert 2 <= len(told) <= 3
+    assert all(text.startswith("8 rollouts of p wait for room, ") and "nobody trains" in text for text in told)
+    caplog.clear()
+    monkeypatch.setattr(_http.Cancellation, "pause", lambda _self, _seconds: False)
+    client_of(stub(*[problem(429, "no-room", Retry_After="3")] * 5, RECEIPT)).post({"reward": 1.0})
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert len(told) == 1 and "waits for room" in told[0] and "no-room" in told[0]
+
+
 def test_a_repeated_post_has_the_same_id(stub: Stubs) -> None:
     server = stub(BREAK, RECEIPT)
     client_of(server).post({"reward": 1.0})

@@ -1,4 +1,5 @@
-//! `forebay demo`: agents, an engine and trainers that need nothing but this program, against a service of their own.
+//! `forebay demo`: agents, an engine and trainers that need nothing but this program. They use its service over HTTP as any
+//! client does. All of it is in one process, so that nothing is left behind however it ends.
 
 mod engine;
 mod learner;
@@ -10,13 +11,16 @@ use std::{
     io::{Write as _, stdout},
     net::{Ipv4Addr, SocketAddr},
     path::Path,
-    process::Stdio,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
     time::Duration,
 };
 
 use anyhow::{Context as _, bail};
 use clap::Args;
+use forebay::config::Config;
 use forebay_client::{
     Client, install_tls_provider,
     wire::{
@@ -26,17 +30,18 @@ use forebay_client::{
 };
 use tokio::{
     net::TcpListener,
-    process::{Child, Command},
-    signal::unix::{SignalKind, signal},
-    time::{Instant, sleep},
+    signal::unix::{Signal, SignalKind, signal},
+    sync::oneshot,
+    time::{Instant, sleep, timeout},
 };
 
 use self::{
     engine::Engine,
-    learner::{Learner, Progress},
+    learner::{Learner, Progress, REMEMBERED_STEPS},
     table::{DIGITS, Table, VERDICTS},
-    team::{Agent, CHECKER, GROUP_SIZE, GROUP_TIMEOUT_S, SOLVER, Scores},
+    team::{Agent, CHECKER, GROUP_SIZE, SOLVER, Scores},
 };
+use super::serve::{Start, serve_until};
 
 /// Agents, each of which plays a group at a time.
 const AGENTS: u32 = 8;
@@ -44,11 +49,17 @@ const AGENTS: u32 = 8;
 /// The step of the solver after which its learner is killed. The last checkpoint is three steps older.
 const KILLED_AFTER: i64 = 13;
 
+/// How often the sums change in a demo that goes on. Within this time, the policies learn them.
+const SHIFT_EVERY: Duration = Duration::from_secs(90);
+
 /// How often a line says how it goes.
 const LINE_EVERY: Duration = Duration::from_secs(5);
 
-/// How long the service may take to start.
-const START_TIMEOUT: Duration = Duration::from_mins(1);
+/// How long the totals at the end may take.
+const SUM_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// How long tasks may take to end before the folder is removed.
+const END_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// The arguments of `forebay demo`.
 #[derive(Args)]
@@ -60,10 +71,10 @@ pub(crate) struct DemoArgs {
     #[arg(long, value_name = "N", default_value_t = 60, conflicts_with = "serve")]
     seconds: u64,
     /// Stop earlier, after so many optimizer steps of the solver
-    #[arg(long, value_name = "N", conflicts_with = "serve")]
+    #[arg(long, value_name = "N", conflicts_with = "serve", value_parser = clap::value_parser!(i64).range(KILLED_AFTER + 1..))]
     steps: Option<i64>,
     /// How long the engine takes for an answer, on average
-    #[arg(long, value_name = "MS", default_value_t = 300)]
+    #[arg(long, value_name = "MS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(..=60_000))]
     think_ms: u64,
     /// Address of the service and its page [default: 127.0.0.1:8080, or a free port if something listens there]
     #[arg(long, value_name = "ADDR")]
@@ -71,26 +82,112 @@ pub(crate) struct DemoArgs {
 }
 
 /// Serves, plays and learns until the time is over.
-#[tokio::main]
-pub(crate) async fn demo(args: &DemoArgs) -> anyhow::Result<()> {
+pub(crate) fn demo(args: &DemoArgs) -> anyhow::Result<()> {
     let folder = tempfile::Builder::new().prefix("forebay-demo-").tempdir().context("no temporary folder")?;
+    let runtime = tokio::runtime::Runtime::new().context("cannot start the async runtime")?;
+    let outcome = runtime.block_on(serve_and_play(args, folder.path()));
+    // Nobody reads any more, as behind `| head`.
+    let is_unread = |error: &anyhow::Error| {
+        error.downcast_ref::<std::io::Error>().is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
+    };
+    runtime.shutdown_timeout(END_TIMEOUT);
+    folder.close().context("the temporary folder cannot be removed")?;
+    if outcome.as_ref().is_err_and(is_unread) { Ok(()) } else { outcome }
+}
+
+async fn serve_and_play(args: &DemoArgs, folder: &Path) -> anyhow::Result<()> {
+    // From here on, signals end the demo and not the process, so that the folder is removed.
+    let signals = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()].map(signal);
+    let [interrupt, terminate, hangup] = signals;
+    let mut signals = [interrupt?, terminate?, hangup?];
     let engine = Engine::new(Duration::from_millis(args.think_ms));
     engine.load(SOLVER, Table::new(DIGITS));
     engine.load(CHECKER, Table::new(VERDICTS));
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.context("the engine cannot listen")?;
-    let engine_address = listener.local_addr()?;
+    let config = config(folder, args.listen, listener.local_addr()?)?;
     tokio::spawn(engine.clone().serve(listener));
-    let mut service = Service::start(folder.path(), args.listen, engine_address).await?;
-    let client = Client::new(&service.url)?;
+    let port_file = folder.join("port");
+    let start = Start { port_file: Some(port_file.clone()), ..Start::default() };
+    let (stop, stopping) = oneshot::channel::<()>();
+    let service = serve_until(config, start, async {
+        // Dropping the other end stops the service, too.
+        let _ = stopping.await;
+    });
+    tokio::pin!(service);
+    let outcome = tokio::select! {
+        outcome = &mut service => {
+            outcome?;
+            bail!("the service has ended");
+        }
+        outcome = play(args, folder, &engine, &port_file, &mut signals) => outcome,
+    };
+    drop(stop);
+    // A second signal does not wait for the service.
+    tokio::select! {
+        stopped = service => stopped?,
+        () = any(&mut signals) => {}
+    }
+    outcome
+}
+
+/// The configuration of the service: a temporary database, and the engine for sessions.
+fn config(folder: &Path, listen: Option<SocketAddr>, engine: SocketAddr) -> anyhow::Result<Config> {
+    let tokenizer = folder.join("tokenizer.json");
+    std::fs::write(&tokenizer, table::tokenizer().to_string())?;
+    let upstream = |policy: &str| {
+        toml::Value::from(toml::Table::from_iter([
+            ("name".to_owned(), toml::Value::from(policy)),
+            ("kind".to_owned(), "openai".into()),
+            ("urls".to_owned(), vec![format!("http://{engine}")].into()),
+            ("policies".to_owned(), vec![policy].into()),
+        ]))
+    };
+    let text = toml::to_string(&toml::Table::from_iter([
+        ("listen".to_owned(), toml::Value::from(listen.unwrap_or_else(usual_address).to_string())),
+        ("database".to_owned(), format!("sqlite:{}", folder.join("forebay.db").display()).into()),
+        ("sessions".to_owned(), toml::toml! { listen = "127.0.0.1:0" audit = 0.0 }.into()),
+        (
+            "console".to_owned(),
+            toml::Value::try_from(BTreeMap::from([("tokenizers", BTreeMap::from([("*", tokenizer)]))]))?,
+        ),
+        ("upstream".to_owned(), vec![upstream(SOLVER), upstream(CHECKER)].into()),
+    ]))?;
+    Ok(Config::parse(&text)?)
+}
+
+/// The address that documents name, or a free port if something listens there.
+fn usual_address() -> SocketAddr {
+    let usual = SocketAddr::from((Ipv4Addr::LOCALHOST, 8080));
+    if std::net::TcpListener::bind(usual).is_ok() { usual } else { SocketAddr::from((Ipv4Addr::LOCALHOST, 0)) }
+}
+
+/// Plays and learns until the time is over, and says how it went.
+async fn play(
+    args: &DemoArgs,
+    folder: &Path,
+    engine: &Engine,
+    port_file: &Path,
+    signals: &mut [Signal; 3],
+) -> anyhow::Result<()> {
+    let address = loop {
+        match std::fs::read_to_string(port_file) {
+            Ok(address) => break address,
+            Err(_) => sleep(Duration::from_millis(20)).await,
+        }
+    };
+    let url = format!("http://{}", address.trim());
+    let client = Client::new(&url)?;
+    let rules = rules(args.think_ms);
     for policy in [SOLVER, CHECKER] {
-        client.put_policy(policy, &rules()).await.context("the rules cannot be set")?;
+        client.put_policy(policy, &rules).await.context("the rules cannot be set")?;
     }
     let learner = |policy: &'static str, answers| Learner {
         client: client.clone(),
         engine: engine.clone(),
         policy,
         table: Table::new(answers),
-        file: folder.path().join(format!("{policy}.json")),
+        file: folder.join(format!("{policy}.json")),
+        compute: Duration::from_millis(3 * args.think_ms),
         progress: Arc::default(),
     };
     let run = Run {
@@ -98,42 +195,57 @@ pub(crate) async fn demo(args: &DemoArgs) -> anyhow::Result<()> {
         solver: learner(SOLVER, DIGITS),
         checker: learner(CHECKER, VERDICTS),
         scores: Arc::default(),
+        straggle: Duration::from_secs(rules.group.timeout_s + 2),
+        shift: Arc::default(),
         started: Instant::now(),
     };
     let end = if args.serve { "until Ctrl-C".to_owned() } else { format!("for {} s", args.seconds) };
+    if args.listen.is_none() && !url.ends_with(":8080") {
+        say("Something listens on port 8080 already, so this is another port.")?;
+    }
     say(&format!(
-        "The page is {}/ - open it now.\n\nEight agents play rollouts {end}: a solver answers a sum, a checker says whether \
+        "The page is {url}/ - open it now.\n\nEight agents play rollouts {end}: a solver answers a sum, a checker says whether \
          it is right.\nTwo learners train both policies, which are tables, from batches of {} groups with {GROUP_SIZE} rollouts.\n",
-        service.url,
-        rules().batch.groups,
+        rules.batch.groups,
     ))?;
-    let mut terminate = signal(SignalKind::terminate())?;
-    let mut hangup = signal(SignalKind::hangup())?;
     tokio::select! {
-        outcome = run.play() => outcome?,
-        outcome = run.tell(args.steps) => outcome?,
+        outcome = run.play(args.steps) => outcome?,
+        outcome = run.tell() => outcome?,
+        outcome = run.shift(), if args.serve => outcome?,
         () = sleep(Duration::from_secs(args.seconds)), if !args.serve => {}
-        outcome = tokio::signal::ctrl_c() => outcome?,
+        () = any(signals) => {}
+    }
+    tokio::select! {
+        outcome = timeout(SUM_TIMEOUT, run.sum_up()) => outcome.context("the service does not answer")?,
+        () = any(signals) => Ok(()),
+    }
+}
+
+/// Completes with any of the signals.
+async fn any(signals: &mut [Signal; 3]) {
+    let [interrupt, terminate, hangup] = signals;
+    tokio::select! {
+        _ = interrupt.recv() => {}
         _ = terminate.recv() => {}
         _ = hangup.recv() => {}
-        outcome = service.process.wait() => bail!("the service ended ({}):\n{}", outcome?, service_log(folder.path())),
     }
-    run.sum_up().await
 }
 
 /// The rules of both policies: groups whose rollouts are all right or all wrong teach nothing and are discarded.
-fn rules() -> PolicyRules {
+fn rules(think_ms: u64) -> PolicyRules {
     PolicyRules {
         group: GroupRules {
             size: GROUP_SIZE,
             min_size: Some(GROUP_SIZE / 2),
-            timeout_s: GROUP_TIMEOUT_S,
+            // A rollout has three calls, some of which take much longer than others. Only stragglers are late.
+            timeout_s: 3 + think_ms / 60,
             ..GroupRules::default()
         },
         batch: BatchRules { groups: 2, ..BatchRules::default() },
         staleness: StalenessRules { max: Some(8), ..StalenessRules::default() },
-        // Late and dropped rollouts can be read on the page.
-        retention: RetentionRules { dropped_s: 3_600, ..RetentionRules::default() },
+        // Late and dropped rollouts can be read on the page. Rows of the ledger are kept as long, because a demo may run
+        // for days.
+        retention: RetentionRules { dropped_s: 3_600, tombstone_s: 3_600, ..RetentionRules::default() },
         filter: vec![FilterRule {
             name: "zero-variance".to_owned(),
             scope: FilterScope::Group,
@@ -148,136 +260,74 @@ fn say(text: &str) -> anyhow::Result<()> {
     Ok(writeln!(stdout(), "{text}")?)
 }
 
-/// This program's service, on a database that is deleted at the end. Dropping it kills it.
-struct Service {
-    process: Child,
-    url: String,
-}
-
-impl Service {
-    async fn start(folder: &Path, listen: Option<SocketAddr>, engine: SocketAddr) -> anyhow::Result<Self> {
-        let listen = listen.unwrap_or_else(|| {
-            let usual = SocketAddr::from((Ipv4Addr::LOCALHOST, 8080));
-            if std::net::TcpListener::bind(usual).is_ok() { usual } else { SocketAddr::from((Ipv4Addr::LOCALHOST, 0)) }
-        });
-        let tokenizer = folder.join("tokenizer.json");
-        std::fs::write(&tokenizer, table::tokenizer().to_string())?;
-        let upstream = |policy: &str| {
-            BTreeMap::from([
-                ("name", toml::Value::from(policy)),
-                ("kind", "openai".into()),
-                ("urls", vec![format!("http://{engine}")].into()),
-                ("policies", vec![policy].into()),
-            ])
-        };
-        let config = toml::to_string(&BTreeMap::from([
-            (
-                "sessions",
-                toml::Value::try_from(BTreeMap::from([
-                    ("listen", "127.0.0.1:0".into()),
-                    ("audit", toml::Value::from(0.0)),
-                ]))?,
-            ),
-            ("console", toml::Value::try_from(BTreeMap::from([("tokenizers", BTreeMap::from([("*", tokenizer)]))]))?),
-            ("upstream", toml::Value::try_from([upstream(SOLVER), upstream(CHECKER)])?),
-        ]))?;
-        std::fs::write(folder.join("forebay.toml"), config)?;
-        let log = std::fs::File::create(folder.join("service.log"))?;
-        let port_file = folder.join("port");
-        let mut process = Command::new(std::env::current_exe().context("this program has no path")?)
-            .arg("serve")
-            .args(["--listen", &listen.to_string()])
-            .args(["--database", &format!("sqlite:{}", folder.join("forebay.db").display())])
-            .arg("--config")
-            .arg(folder.join("forebay.toml"))
-            .arg("--port-file")
-            .arg(&port_file)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(log)
-            // Ctrl-C ends the demo, which then ends the service.
-            .process_group(0)
-            .kill_on_drop(true)
-            .spawn()
-            .context("the service cannot be started")?;
-        let deadline = Instant::now() + START_TIMEOUT;
-        loop {
-            if let Ok(address) = std::fs::read_to_string(&port_file) {
-                return Ok(Self { process, url: format!("http://{}", address.trim()) });
-            }
-            if let Some(status) = process.try_wait()? {
-                bail!("the service ended ({status}):\n{}", service_log(folder));
-            }
-            if Instant::now() > deadline {
-                bail!("the service did not start in {} s:\n{}", START_TIMEOUT.as_secs(), service_log(folder));
-            }
-            sleep(Duration::from_millis(20)).await;
-        }
-    }
-}
-
-/// The last lines of the service's log.
-fn service_log(folder: &Path) -> String {
-    let log = std::fs::read_to_string(folder.join("service.log")).unwrap_or_default();
-    let lines: Vec<&str> = log.lines().collect();
-    lines[lines.len().saturating_sub(20)..].join("\n")
-}
-
 /// Agents and learners.
 struct Run {
     client: Client,
     solver: Learner,
     checker: Learner,
     scores: Arc<Mutex<Scores>>,
+    straggle: Duration,
+    shift: Arc<AtomicU32>,
     started: Instant,
 }
 
 impl Run {
-    /// Plays and learns until something fails.
-    async fn play(&self) -> anyhow::Result<()> {
+    /// Plays and learns until the solver has learned `steps` or something fails.
+    async fn play(&self, steps: Option<i64>) -> anyhow::Result<()> {
         install_tls_provider();
-        let http = reqwest::Client::new();
+        let http = reqwest::Client::builder().no_proxy().build()?;
         let agents = (0..AGENTS).map(|number| {
             let (client, http, scores) = (self.client.clone(), http.clone(), Arc::clone(&self.scores));
-            Agent { name: format!("agent{number}"), client, http, scores }.work()
+            let shift = Arc::clone(&self.shift);
+            Agent { name: format!("agent{number}"), client, http, scores, straggle: self.straggle, shift }.work()
         });
-        tokio::try_join!(futures::future::try_join_all(agents), self.learn_with_a_restart(), self.checker.run(None))?;
-        Ok(())
+        tokio::select! {
+            outcome = futures::future::try_join_all(agents) => outcome.map(drop),
+            outcome = self.checker.run(None) => outcome,
+            outcome = self.learn_with_a_restart(steps) => outcome,
+        }
     }
 
     /// The learner of the solver is killed once, and started again from its checkpoint.
-    async fn learn_with_a_restart(&self) -> anyhow::Result<()> {
+    async fn learn_with_a_restart(&self, steps: Option<i64>) -> anyhow::Result<()> {
         self.solver.run(Some(KILLED_AFTER)).await?;
         self.line(&format!(
-            "the solver's learner is killed after step {KILLED_AFTER}, with what it learned since its last checkpoint"
+            "the solver's learner is killed after step {KILLED_AFTER}: what it learned since its last checkpoint is lost"
         ))?;
         let saved = self.solver.saved_step()?;
         self.line(&format!(
             "it starts again from step {saved}: steps {} to {KILLED_AFTER} get the same batches once more",
             saved + 1
         ))?;
-        self.solver.run(None).await
+        self.solver.run(steps).await
     }
 
-    /// Says every few seconds how it goes, until the solver has learned `steps`.
-    async fn tell(&self, steps: Option<i64>) -> anyhow::Result<()> {
-        let mut told = Instant::now();
-        while steps.is_none_or(|steps| of(&self.solver).step < steps) {
-            sleep(Duration::from_millis(100)).await;
-            if told.elapsed() >= LINE_EVERY {
-                told = Instant::now();
-                let stats = self.client.stats().await.context("the totals cannot be read")?;
-                let all: Vec<&PolicyStats> = stats.policies.values().collect();
-                self.line(&format!(
-                    "{}   {} rollouts received, {} late; {} groups discarded",
-                    self.standing(),
-                    all.iter().map(|policy| policy.received).sum::<i64>(),
-                    all.iter().filter_map(|policy| policy.rollouts.get("late")).sum::<i64>(),
-                    all.iter().filter_map(|policy| policy.groups.get("discarded")).sum::<i64>(),
-                ))?;
-            }
+    /// Changes the task from time to time.
+    async fn shift(&self) -> anyhow::Result<()> {
+        loop {
+            sleep(SHIFT_EVERY).await;
+            let shift = self.shift.fetch_add(1, Ordering::Relaxed) + 1;
+            self.line(&format!(
+                "the task changes: the right answer to 1 + 1 is now {}",
+                (2 + shift) % DIGITS.len() as u32
+            ))?;
         }
-        Ok(())
+    }
+
+    /// Says every few seconds how it goes.
+    async fn tell(&self) -> anyhow::Result<()> {
+        loop {
+            sleep(LINE_EVERY).await;
+            let stats = self.client.stats().await.context("the totals cannot be read")?;
+            let all: Vec<&PolicyStats> = stats.policies.values().collect();
+            self.line(&format!(
+                "{}   {} rollouts received, {} late; {} groups discarded",
+                self.standing(),
+                all.iter().map(|policy| policy.received).sum::<i64>(),
+                all.iter().filter_map(|policy| policy.rollouts.get("late")).sum::<i64>(),
+                all.iter().filter_map(|policy| policy.groups.get("discarded")).sum::<i64>(),
+            ))?;
+        }
     }
 
     /// How far the policies are, and how often they are right.
@@ -300,21 +350,29 @@ impl Run {
         say(&format!("\n{}", self.standing()))?;
         for learner in [&self.solver, &self.checker] {
             let progress = of(learner);
+            let which = if progress.step > REMEMBERED_STEPS {
+                format!("none of the last {REMEMBERED_STEPS} steps")
+            } else {
+                "none of them".to_owned()
+            };
             say(&format!(
-                "The {} was trained for {} steps from {} rollouts, and from none of them twice.",
+                "The {} was trained for {} steps from {} rollouts, and from {which} twice.",
                 learner.policy, progress.step, progress.trained
             ))?;
         }
+        let mut counts: BTreeMap<&str, i64> = BTreeMap::new();
+        for (state, count) in stats.policies.values().flat_map(|policy| &policy.rollouts) {
+            *counts.entry(state).or_default() += count;
+        }
+        let counts = counts.iter().filter(|(_, count)| **count > 0);
+        let counts: Vec<String> = counts.map(|(state, count)| format!("{count} {state}")).collect();
         let received: i64 = stats.policies.values().map(|policy| policy.received).sum();
-        let sum = if stats.conserved {
-            "every one is accounted for"
-        } else {
-            "but the ledger does not account for all of them"
-        };
-        say(&format!("The service received {received} rollouts, and {sum}."))?;
+        let sum = if stats.conserved { "They add up" } else { "They do not add up, which is a bug" };
+        say(&format!("The service received {received} rollouts: {}. {sum}.", counts.join(", ")))?;
         say("\nNext:\n  forebay demo --serve    the same until Ctrl-C, with time to look at the page\n  \
              forebay serve           a service on 127.0.0.1:8080, with its data in data/forebay.db\n  \
-             forebay top             all policies of a service in the terminal")
+             forebay top             all policies of a service in the terminal\n\n\
+             docs/agents.md, docs/connect.md and docs/trainers.md say how your own agents and trainers take part.")
     }
 }
 

@@ -78,6 +78,8 @@ async fn serve_until_stopped(args: ServeArgs) -> anyhow::Result<()> {
     let mut config = Config::load(args.config.as_deref()).context("the configuration cannot be used")?;
     config.listen = args.listen.unwrap_or(config.listen);
     config.database = args.database.map_or(config.database, Into::into);
+    config.payloads.kind = args.payloads.or(config.payloads.kind);
+    config.payloads.objects_url = args.objects_url.or(config.payloads.objects_url);
     // It lives until the end, so that the spans of the last requests are exported.
     let _telemetry = telemetry::start(args.log.unwrap_or(config.log));
 
@@ -91,9 +93,35 @@ async fn serve_until_stopped(args: ServeArgs) -> anyhow::Result<()> {
             _ = interrupt.recv() => {}
         }
     };
+    let start = Start {
+        adopt_objects: args.adopt_objects,
+        insecure: args.insecure,
+        port_file: args.port_file,
+        hangups: Some(hangups),
+    };
+    serve_until(config, start, shutdown).await
+}
 
+/// How a service starts, besides its configuration.
+#[derive(Default)]
+pub(super) struct Start {
+    pub(super) adopt_objects: bool,
+    pub(super) insecure: bool,
+    pub(super) port_file: Option<PathBuf>,
+    /// The signals at which certificates are read again.
+    pub(super) hangups: Option<Signal>,
+}
+
+/// Serves until `shutdown` completes.
+pub(super) async fn serve_until(
+    config: Config,
+    start: Start,
+    shutdown: impl Future<Output = ()>,
+) -> anyhow::Result<()> {
     let tls = config.tls.map(Tls::load).transpose().context("TLS cannot be used")?.map(Arc::new);
-    tokio::spawn(reload_at(hangups, tls.clone()));
+    if let Some(hangups) = start.hangups {
+        tokio::spawn(reload_at(hangups, tls.clone()));
+    }
     let listener = bind(&config.listen).await?;
     let address = listener.local_addr().context("the listener has no address")?;
     let agents = match config.agents {
@@ -103,11 +131,9 @@ async fn serve_until_stopped(args: ServeArgs) -> anyhow::Result<()> {
     let facades = bind_facades(config.facades).await?;
     let metrics = Arc::new(Metrics::new());
     make_default_folder(config.database.reveal())?;
-    let kind = args.payloads.or(config.payloads.kind);
-    let kind = kind.unwrap_or_else(|| PayloadKind::default_of(config.database.reveal()));
-    let objects_url = args.objects_url.or(config.payloads.objects_url);
-    let objects_claim = if args.adopt_objects { ObjectsClaim::Adopt } else { ObjectsClaim::Own };
-    let payloads = PayloadOptions { kind: Some(kind), objects_url, objects_claim, ..config.payloads };
+    let kind = config.payloads.kind.unwrap_or_else(|| PayloadKind::default_of(config.database.reveal()));
+    let objects_claim = if start.adopt_objects { ObjectsClaim::Adopt } else { ObjectsClaim::Own };
+    let payloads = PayloadOptions { kind: Some(kind), objects_claim, ..config.payloads };
     let opened = store::open_or_create(config.database.reveal(), payloads, metrics.store()).await?;
     let clock = Arc::new(AnchoredClock::new());
     let buffer = Buffer::start(
@@ -126,11 +152,11 @@ async fn serve_until_stopped(args: ServeArgs) -> anyhow::Result<()> {
     let addresses: Vec<SocketAddr> = facades.iter().map(|facade| facade.address).chain([address]).collect();
     let is_reachable = !addresses.iter().all(is_loopback);
     // A service that other machines can reach must not become open when its last key is revoked.
-    let required = config.access.required || (is_reachable && !args.insecure);
+    let required = config.access.required || (is_reachable && !start.insecure);
     let keyring = Keyring::start(opened.store, clock, required).await.context("the keys cannot be read")?;
     let keyring = Arc::new(keyring);
     for address in addresses {
-        check_reach(address, config.access.required || keyring.has_keys(), tls.is_some(), args.insecure)?;
+        check_reach(address, config.access.required || keyring.has_keys(), tls.is_some(), start.insecure)?;
     }
     let policies = count_policies(&buffer).await.context("the policies cannot be read")?;
     let access = Access { keyring: Arc::clone(&keyring), hosts: config.access.hosts.into() };
@@ -149,7 +175,7 @@ async fn serve_until_stopped(args: ServeArgs) -> anyhow::Result<()> {
             tracing::warn!(policies = pattern, error, "a tokenizer of [console] cannot be used");
         }
     });
-    let port_files = match args.port_file {
+    let port_files = match start.port_file {
         Some(path) => write_port_files(&path, address, &facade_addresses)?,
         None => Vec::new(),
     };

@@ -29,7 +29,7 @@ async fn it_learns_through_a_restart_and_accounts_for_every_rollout() {
     assert!(said.contains("starts again from step 10: steps 11 to 13 get the same batches once more"), "{said}");
     assert!(said.contains("The solver was trained for 16 steps"), "{said}");
     assert_eq!(said.matches("from none of them twice").count(), 2, "{said}");
-    assert!(said.contains("every one is accounted for"), "{said}");
+    assert!(said.contains("They add up."), "{said}");
 }
 
 /// A demo that goes on, and the address of its page.
@@ -38,7 +38,7 @@ async fn started() -> (Child, String) {
     let mut lines = BufReader::new(process.stdout.take().expect("its output is a pipe")).lines();
     let first = lines.next_line().await.expect("it prints text").expect("it says where the page is");
     let url = first.split_whitespace().find(|word| word.starts_with("http://")).expect("an address").to_owned();
-    // It ends if nobody reads what it prints.
+    // It would end if nobody read what it prints.
     tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
     (process, url)
 }

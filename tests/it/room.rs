@@ -67,7 +67,9 @@ on_both_stores! {
         let admission = ask(app, json!({"rollouts": 3, "group_id": "b"})).await;
         assert_eq!(admission["granted"], 3);
         let refused = ask(app, json!({"rollouts": 8, "group_id": "c"})).await;
-        assert!(refused["granted"] == 0 && text(&refused["reason"]).contains("staleness.max"), "{refused}");
+        let reason = text(&refused["reason"]);
+        assert!(refused["granted"] == 0 && reason.contains("staleness.max"), "{refused}");
+        assert!(reason.starts_with("10 rollouts wait for a trainer and "), "{refused}");
         post(app, "b", 5..8, &admission).await;
         // The room for a decided group is given back.
         app.ack(&app.lease().await, 1).await.expect(200);

@@ -33,8 +33,8 @@ const FIRST_GIVEN_PORT: u16 = 32_768;
 /// Blocks that are not run: their document, their beginning, and the reason.
 const NOT_RUN: &[(&str, &str, &str)] = &[
     ("README.md", "cargo build ", "builds a release; `demo` runs the demo, and the test starts the service"),
-    ("README.md", "import forebay, openai", "needs an engine; `python/tests/test_agents_document.py` has one"),
-    ("README.md", "import forebay\nrun =", "trains without end; the same test ends it"),
+    ("README.md", "import forebay, openai, uuid", "needs an engine; `python/tests/test_agents_document.py` has one"),
+    ("README.md", "import forebay\nsaved =", "trains without end; the same test ends it"),
     ("README.md", "make test ", "this test is a part of it"),
     ("CONTRIBUTING.md", "make endure ", "runs for hours"),
     ("docs/operations.md", "cargo build ", "builds a release; the test runs the binary that it is built with"),

@@ -47,7 +47,8 @@ pub fn open_or_create(
     payloads: PayloadOptions,
     metrics: StoreMetrics,
 ) -> LocalBoxFuture<'_, Result<Opened, OpenError>> {
-    // Boxed, so that it is compiled here and not by each caller: see `Op`.
+    // Boxed, so that it is compiled here and not by each caller: see `Op`. The compiler cannot prove that it is `Send`,
+    // and nobody opens a store in another task.
     open_place(url, payloads, metrics).boxed_local()
 }
 

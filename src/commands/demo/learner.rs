@@ -3,13 +3,15 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    io::Write as _,
     path::PathBuf,
     sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
 
 use anyhow::{Context as _, bail, ensure};
 use forebay_client::{
-    Client,
+    Client, ClientError,
     wire::{AckRequest, BatchDescriptor, BatchRequest, CheckpointRequest, ResumeRequest, Sample, VersionRequest},
 };
 use serde::{Deserialize, Serialize};
@@ -33,13 +35,13 @@ struct Weights {
 }
 
 /// Steps whose rollouts are remembered. A demo of a minute has fewer.
-const REMEMBERED_STEPS: i64 = 200;
+pub(super) const REMEMBERED_STEPS: i64 = 200;
 
 /// What the learner has done so far. It outlives a learner that is killed.
 #[derive(Clone, Default)]
 pub(super) struct Progress {
     pub(super) step: i64,
-    /// Rollouts that the weights of today have learned from.
+    /// Rollouts that the current weights have learned from.
     pub(super) trained: usize,
     /// The rollouts of the steps that a restart may repeat.
     rollouts: BTreeMap<i64, BTreeSet<String>>,
@@ -53,6 +55,8 @@ pub(super) struct Learner {
     /// The weights before the first step.
     pub(super) table: Table,
     pub(super) file: PathBuf,
+    /// How long a step takes. Real ones take minutes; without a pause, the page would show a trainer that only waits.
+    pub(super) compute: Duration,
     pub(super) progress: Arc<Mutex<Progress>>,
 }
 
@@ -74,7 +78,11 @@ impl Learner {
                 ..BatchRequest::default()
             };
             let Some(batch) = self.client.lease(&request).await.context("a batch cannot be leased")? else { continue };
-            self.step(&mut weights, &batch, epoch).await?;
+            match self.step(&mut weights, &batch, epoch).await {
+                // Its lease has expired, for example because the machine slept. The batch comes again.
+                Err(error) if kind(&error) == Some("lease-lost") => {}
+                outcome => outcome?,
+            }
         }
         Ok(())
     }
@@ -86,6 +94,7 @@ impl Learner {
         for sample in &samples {
             learn(&mut table, sample);
         }
+        tokio::time::sleep(self.compute).await;
         let lease = batch.lease.clone().context("the batch has no lease")?;
         let step = weights.step + 1;
         let ack = AckRequest { lease, step, epoch: Some(epoch) };
@@ -95,7 +104,7 @@ impl Learner {
         weights.step = step;
         self.note(weights, &samples)?;
         if step % SAVE_EVERY == 0 {
-            std::fs::write(&self.file, serde_json::to_vec(weights)?).context("the weights cannot be saved")?;
+            self.save(weights).context("the weights cannot be saved")?;
             let request = CheckpointRequest { step, force: None, epoch: Some(epoch) };
             self.client.checkpoint(self.policy, &request).await.context("the checkpoint cannot be announced")?;
         }
@@ -110,9 +119,19 @@ impl Learner {
         Ok(self.load()?.step)
     }
 
+    /// Replaces the file as a whole, so that a learner that is killed in the middle leaves the old one.
+    fn save(&self, weights: &Weights) -> anyhow::Result<()> {
+        let partial = self.file.with_extension("partial");
+        let mut file = std::fs::File::create(&partial)?;
+        file.write_all(&serde_json::to_vec(weights)?)?;
+        file.sync_all()?;
+        Ok(std::fs::rename(partial, &self.file)?)
+    }
+
     fn load(&self) -> anyhow::Result<Weights> {
         match std::fs::read(&self.file) {
             Ok(bytes) => serde_json::from_slice(&bytes).context("the saved weights cannot be read"),
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => Err(error.into()),
             Err(_) => Ok(Weights { step: 0, table: self.table.clone(), trained: BTreeMap::new(), trained_count: 0 }),
         }
     }
@@ -137,6 +156,11 @@ impl Learner {
         progress.trained = weights.trained_count;
         Ok(())
     }
+}
+
+/// The type of the problem with which the service refused.
+fn kind(error: &anyhow::Error) -> Option<&str> {
+    error.downcast_ref::<ClientError>().and_then(ClientError::kind)
 }
 
 /// The gradient of `loss_weight * advantage * ln(probability)` over the trained tokens of a segment.

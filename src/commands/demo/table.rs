@@ -28,6 +28,9 @@ pub(super) const VERDICTS: std::ops::Range<i32> = 12..14;
 /// of the gradient is small.
 const LEARNING_RATE: f32 = 60.0;
 
+/// The share of answers that do not depend on the weights.
+const EXPLORED: f32 = 0.03;
+
 /// The ids of `text`: the longest piece first.
 pub(super) fn encode(mut text: &str) -> Vec<i32> {
     let mut ids = Vec::new();
@@ -70,13 +73,20 @@ pub(super) struct Table {
 }
 
 impl Table {
-    /// Random weights: all answers are equally likely.
+    /// Weights that have learned nothing: all answers are equally likely.
     pub(super) fn new(answers: std::ops::Range<i32>) -> Self {
         Self { answers, logits: HashMap::new() }
     }
 
-    /// The probabilities of the answers behind `context`: softmax of the logits.
+    /// The probabilities of the answers behind `context`: softmax of the logits, and a small part that is equal for all.
+    /// Without that part, every group would be right in the end, and there would be nothing to see any more.
     fn probabilities(&self, context: &[i32]) -> Vec<f32> {
+        let equal = EXPLORED / self.answers.len() as f32;
+        self.chosen(context).into_iter().map(|chosen| (1.0 - EXPLORED) * chosen + equal).collect()
+    }
+
+    /// Softmax of the logits.
+    fn chosen(&self, context: &[i32]) -> Vec<f32> {
         let Some(logits) = self.logits.get(&decode(context)) else {
             return vec![1.0 / self.answers.len() as f32; self.answers.len()];
         };
@@ -94,7 +104,7 @@ impl Table {
             below += probability;
             draw < below
         });
-        // Rounding may leave the sum a little below the draw.
+        // Rounding may leave the sum a little below the draw. No probability is zero.
         let place = place.unwrap_or(probabilities.len() - 1);
         (self.answers.start + place as i32, probabilities[place].ln())
     }
@@ -104,12 +114,14 @@ impl Table {
         if !self.answers.contains(&answer) {
             return;
         }
-        let probabilities = self.probabilities(context);
+        let (chosen, probabilities) = (self.chosen(context), self.probabilities(context));
         let place = (answer - self.answers.start) as usize;
-        let logits = self.logits.entry(decode(context)).or_insert_with(|| vec![0.0; probabilities.len()]);
-        for (index, (logit, probability)) in logits.iter_mut().zip(probabilities).enumerate() {
+        // The part of the probability that depends on the logits.
+        let share = (1.0 - EXPLORED) * chosen[place] / probabilities[place];
+        let logits = self.logits.entry(decode(context)).or_insert_with(|| vec![0.0; chosen.len()]);
+        for (index, (logit, chosen)) in logits.iter_mut().zip(chosen).enumerate() {
             let is_answer = if index == place { 1.0 } else { 0.0 };
-            *logit += LEARNING_RATE * weight * (is_answer - probability);
+            *logit += LEARNING_RATE * weight * share * (is_answer - chosen);
         }
     }
 }

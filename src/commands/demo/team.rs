@@ -2,7 +2,10 @@
 //! solver may try again. The team is scripted, and what it says is sampled from the two policies.
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU32, Ordering},
+    },
     time::Duration,
 };
 
@@ -13,6 +16,8 @@ use forebay_client::{
 };
 use serde_json::{Value, json};
 
+use super::table::DIGITS;
+
 /// The policy that answers sums.
 pub(super) const SOLVER: &str = "solver";
 
@@ -22,14 +27,14 @@ pub(super) const CHECKER: &str = "checker";
 /// Rollouts of a group.
 pub(super) const GROUP_SIZE: u32 = 8;
 
-/// Seconds after which a group is decided without those that are missing. A straggler takes longer.
-pub(super) const GROUP_TIMEOUT_S: u64 = 4;
-
-/// One rollout of so many is a straggler, which finishes when its group is decided.
+/// One rollout of so many is a straggler, which finishes after its group was decided.
 const STRAGGLER_IN: u32 = 60;
 
 /// One rollout of so many breaks, as sandboxes do.
 const CRASH_IN: u32 = 80;
+
+/// Groups in a row of which no rollout succeeded, after which the demo gives up.
+const FAILURES_MAX: u32 = 3;
 
 /// The sums have summands below this.
 const SUMMAND_MAX: u32 = 4;
@@ -52,16 +57,25 @@ pub(super) struct Agent {
     pub(super) client: Client,
     pub(super) http: reqwest::Client,
     pub(super) scores: Arc<Mutex<Scores>>,
+    /// How long a straggler waits.
+    pub(super) straggle: Duration,
+    /// What is added to every sum. It grows while the demo goes on, so that there is always something to learn.
+    pub(super) shift: Arc<AtomicU32>,
 }
 
 impl Agent {
-    /// Plays until the future is dropped.
+    /// Plays until the future is dropped. A rollout that fails is left to itself, as an agent that crashed would leave it.
     pub(super) async fn work(self) -> anyhow::Result<()> {
+        let mut failures = 0;
         for number in 0.. {
             let group = format!("{}-{number}", self.name);
             let (first, second) = (rand::random_range(0..SUMMAND_MAX), rand::random_range(0..SUMMAND_MAX));
             let rollouts = (0..GROUP_SIZE).map(|place| self.play(&group, place, first, second));
-            futures::future::try_join_all(rollouts).await?;
+            let played = futures::future::join_all(rollouts).await;
+            failures = if played.iter().any(Result::is_ok) { 0 } else { failures + 1 };
+            if failures == FAILURES_MAX {
+                return played.into_iter().collect();
+            }
         }
         Ok(())
     }
@@ -86,7 +100,8 @@ impl Agent {
             self.client.abort_session(&session.session_id, &request).await.context("a session cannot be aborted")?;
             return Ok(());
         }
-        let is_right = |answer: &str| answer == (first + second).to_string();
+        let sum_now = (first + second + self.shift.load(Ordering::Relaxed)) % DIGITS.len() as u32;
+        let is_right = |answer: &str| answer == sum_now.to_string();
         let verdict = self.ask(&session, CHECKER, &[user(&format!("Is {sum} = {answer}?"))]).await?;
         let was_judged = (verdict == "yes") == is_right(&answer);
         if verdict == "no" {
@@ -94,7 +109,7 @@ impl Agent {
             answer = self.ask(&session, SOLVER, &messages).await?;
         }
         if is_one_in(STRAGGLER_IN) {
-            tokio::time::sleep(Duration::from_secs(GROUP_TIMEOUT_S + 2)).await;
+            tokio::time::sleep(self.straggle).await;
         }
         let reward = |is_earned: bool| if is_earned { 1.0 } else { 0.0 };
         let (solver, checker) = (reward(is_right(&answer)), reward(was_judged));

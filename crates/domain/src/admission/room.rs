@@ -115,9 +115,9 @@ pub struct Standing {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NoRoom {
     /// Further rollouts would be too old when a trainer reaches them.
-    Fresh,
+    Fresh(Backlog),
     /// The backlog is full.
-    Backlog,
+    Backlog(Backlog),
     /// There is less room than a new group has places.
     WholeGroup {
         /// The places.
@@ -136,8 +136,8 @@ impl NoRoom {
     #[must_use]
     pub const fn code(&self) -> &'static str {
         match self {
-            Self::Fresh => "staleness",
-            Self::Backlog => "backlog",
+            Self::Fresh(_) => "staleness",
+            Self::Backlog(_) => "backlog",
             Self::WholeGroup { .. } => "whole-group",
             Self::MinimumShare(_) => "minimum-share",
             Self::GroupPlaces(_) => "group-places",
@@ -148,14 +148,14 @@ impl NoRoom {
     #[must_use]
     pub fn reason(&self) -> String {
         match self {
-            Self::Fresh => {
-                "as many rollouts have been started as a trainer reaches while they are fresh; room becomes \
-                            free when it trains a batch, and `staleness.max` bounds it"
-                    .to_owned()
-            }
-            Self::Backlog => "as many rollouts wait to be trained, or have been started, as \
-                              `backlog.max_ready_rollouts` allows; room becomes free when a trainer trains a batch"
-                .to_owned(),
+            Self::Fresh(Backlog { rollouts, reserved, .. }) => format!(
+                "{rollouts} rollouts wait for a trainer and {reserved} are under way, which is as many as a trainer reaches \
+                 while they are fresh (`staleness.max`); room becomes free when it trains a batch"
+            ),
+            Self::Backlog(Backlog { rollouts, reserved, .. }) => format!(
+                "{rollouts} rollouts wait for a trainer and {reserved} are under way, which is as many as \
+                 `backlog.max_ready_rollouts` allows; room becomes free when a trainer trains a batch"
+            ),
             Self::WholeGroup { size, free } => format!(
                 "a new group is opened only if all of its {size} places fit, and room for {free} is left; missing places \
                  of groups that have begun always get room"
@@ -290,7 +290,11 @@ impl Standing {
     /// The bound that is reached.
     fn full(&self, rules: &Rules) -> NoRoom {
         let started = self.backlog.rollouts + self.backlog.reserved;
-        if started >= rules.backlog.max_ready_rollouts { NoRoom::Backlog } else { NoRoom::Fresh }
+        if started >= rules.backlog.max_ready_rollouts {
+            NoRoom::Backlog(self.backlog)
+        } else {
+            NoRoom::Fresh(self.backlog)
+        }
     }
 
     /// Missing places of groups that have begun for which no room is reserved.

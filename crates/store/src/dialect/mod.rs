@@ -75,7 +75,7 @@ pub(super) trait SqlDialect: Send + Sync + 'static {
     async fn close(&self);
 }
 
-/// Operations with the types of their outputs.
+/// Runs operations and returns outputs of their own types.
 pub(super) trait Runs {
     /// [`SqlDialect::write_any`].
     fn write<O: Op>(&self, op: O) -> impl Future<Output = Result<O::Output, StoreError>> + Send;

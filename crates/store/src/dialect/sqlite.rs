@@ -261,7 +261,6 @@ mod tests {
     }
 
     #[async_trait]
-
     impl Op for Writes {
         type Output = ();
 
@@ -280,7 +279,6 @@ mod tests {
     struct Rows;
 
     #[async_trait]
-
     impl Op for Rows {
         type Output = Vec<String>;
 
@@ -351,7 +349,6 @@ mod tests {
     struct Frees;
 
     #[async_trait]
-
     impl Op for Frees {
         type Output = ();
 
@@ -369,7 +366,6 @@ mod tests {
     struct FreePages;
 
     #[async_trait]
-
     impl Op for FreePages {
         type Output = i64;
 
@@ -400,7 +396,6 @@ mod tests {
     }
 
     #[async_trait]
-
     impl Op for Breaks {
         type Output = ();
 

@@ -47,7 +47,6 @@ macro_rules! select_admissions {
 }
 
 #[async_trait]
-
 impl Op for Admit {
     type Output = Result<Admitted, Refusal>;
 
@@ -393,7 +392,6 @@ pub struct ExpireAdmissions {
 }
 
 #[async_trait]
-
 impl Op for ExpireAdmissions {
     type Output = u64;
 

@@ -40,7 +40,6 @@ use crate::{
 };
 
 #[async_trait]
-
 impl Op for Claim {
     type Output = Result<ClaimAnswer, Refusal>;
 

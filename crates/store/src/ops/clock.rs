@@ -16,7 +16,6 @@ use crate::{
 pub struct ReadClock;
 
 #[async_trait]
-
 impl Op for ReadClock {
     type Output = ClockReading;
 
@@ -50,7 +49,6 @@ pub(crate) struct MarkClock {
 }
 
 #[async_trait]
-
 impl Op for MarkClock {
     type Output = ();
 
@@ -73,7 +71,6 @@ impl Op for MarkClock {
 }
 
 #[async_trait]
-
 impl Op for CorrectClock {
     type Output = bool;
 
@@ -94,7 +91,6 @@ impl Op for CorrectClock {
 pub struct AskClock;
 
 #[async_trait]
-
 impl Op for AskClock {
     type Output = i64;
 

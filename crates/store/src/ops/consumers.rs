@@ -16,7 +16,6 @@ pub struct WriteWaits {
 }
 
 #[async_trait]
-
 impl Op for WriteWaits {
     type Output = ();
 

@@ -17,7 +17,6 @@ use crate::{
 pub struct BeginEpochs(pub Epoch);
 
 #[async_trait]
-
 impl Op for BeginEpochs {
     type Output = u64;
 

@@ -22,7 +22,6 @@ pub struct FindLatestGroup {
 }
 
 #[async_trait]
-
 impl Op for FindLatestGroup {
     type Output = Option<LatestGroup>;
 

@@ -23,7 +23,6 @@ pub struct FindFacadeState {
 }
 
 #[async_trait]
-
 impl Op for FindFacadeState {
     type Output = Option<FacadeState>;
 
@@ -46,7 +45,6 @@ pub struct WriteFacadeState {
 }
 
 #[async_trait]
-
 impl Op for WriteFacadeState {
     type Output = bool;
 
@@ -78,7 +76,6 @@ pub struct ListReadyGroups {
 }
 
 #[async_trait]
-
 impl Op for ListReadyGroups {
     type Output = Vec<ReadyGroup>;
 
@@ -105,7 +102,6 @@ pub struct NewestMembers {
 }
 
 #[async_trait]
-
 impl Op for NewestMembers {
     type Output = Vec<BatchMember>;
 

@@ -22,7 +22,6 @@ use crate::{
 pub struct ReadVersions;
 
 #[async_trait]
-
 impl Op for ReadVersions {
     type Output = Vec<(PolicyName, Version)>;
 
@@ -47,7 +46,6 @@ impl Op for ReadVersions {
 pub struct ReadGauges(pub Vec<PolicyName>);
 
 #[async_trait]
-
 impl Op for ReadGauges {
     type Output = Vec<PolicyGauges>;
 

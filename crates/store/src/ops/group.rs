@@ -385,7 +385,6 @@ fn move_group(tallies: &mut TallyDelta, group: &mut LockedGroup, by: GroupMove) 
 }
 
 #[async_trait]
-
 impl Op for CloseGroup {
     type Output = Result<Group, Refusal>;
 
@@ -411,7 +410,6 @@ fn unknown(policy: &PolicyName, group_id: &GroupId) -> Refusal {
 }
 
 #[async_trait]
-
 impl Op for DiscardGroup {
     type Output = Result<Group, Refusal>;
 
@@ -440,7 +438,6 @@ pub struct OverdueGroups {
 }
 
 #[async_trait]
-
 impl Op for OverdueGroups {
     type Output = Vec<GroupPk>;
 
@@ -467,7 +464,6 @@ pub struct DecideOverdue {
 }
 
 #[async_trait]
-
 impl Op for DecideOverdue {
     type Output = Option<DecidedGroup>;
 

@@ -223,7 +223,6 @@ pub(crate) enum Taken {
 }
 
 #[async_trait]
-
 impl Op for TakeSnapshot {
     type Output = Taken;
 
@@ -406,7 +405,6 @@ async fn thin(tx: &mut Tx<'_>, minute: i64) -> Result<(), StoreError> {
 }
 
 #[async_trait]
-
 impl Op for ReadHistory {
     type Output = History;
 

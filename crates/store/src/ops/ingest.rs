@@ -29,7 +29,6 @@ use crate::{
 pub(crate) struct Posts(pub Vec<Ingest>);
 
 #[async_trait]
-
 impl Op for Posts {
     type Output = Vec<Vec<BundleOutcome>>;
 

@@ -47,7 +47,6 @@ pub(super) async fn write(
 }
 
 #[async_trait]
-
 impl Op for ReadJournal {
     type Output = Page<JournalEntry>;
 
@@ -101,7 +100,6 @@ fn entry(mut row: Row) -> Result<JournalEntry, StoreError> {
 pub struct WriteNotices(pub Vec<Notice>);
 
 #[async_trait]
-
 impl Op for WriteNotices {
     type Output = ();
 

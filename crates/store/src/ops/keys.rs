@@ -58,7 +58,6 @@ pub struct CreateKey {
 }
 
 #[async_trait]
-
 impl Op for CreateKey {
     type Output = Result<StoredKey, Refusal>;
 
@@ -93,7 +92,6 @@ impl Op for CreateKey {
 pub struct ListKeys(pub KeyFilter);
 
 #[async_trait]
-
 impl Op for ListKeys {
     type Output = Vec<StoredKey>;
 
@@ -113,7 +111,6 @@ pub struct RevokeKey {
 }
 
 #[async_trait]
-
 impl Op for RevokeKey {
     type Output = Option<StoredKey>;
 
@@ -133,7 +130,6 @@ impl Op for RevokeKey {
 pub struct WriteKeyUses(pub Vec<KeyUse>);
 
 #[async_trait]
-
 impl Op for WriteKeyUses {
     type Output = ();
 

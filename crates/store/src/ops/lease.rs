@@ -50,7 +50,6 @@ pub(super) fn check_lease(proof: &LeaseProof, policy: &Policy, batch: &Batch) ->
 }
 
 #[async_trait]
-
 impl Op for Extend {
     type Output = Result<Batch, Refusal>;
 
@@ -74,7 +73,6 @@ impl Op for Extend {
 }
 
 #[async_trait]
-
 impl Op for Ack {
     type Output = Result<Batch, Refusal>;
 
@@ -142,7 +140,6 @@ pub(super) async fn train(
 }
 
 #[async_trait]
-
 impl Op for Nack {
     type Output = Result<Batch, Refusal>;
 
@@ -173,7 +170,6 @@ impl Op for Nack {
 }
 
 #[async_trait]
-
 impl Op for Readmit {
     type Output = Result<Batch, Refusal>;
 
@@ -209,7 +205,6 @@ pub struct QuarantineDamaged {
 }
 
 #[async_trait]
-
 impl Op for QuarantineDamaged {
     type Output = ();
 

@@ -28,7 +28,6 @@ use crate::{
 };
 
 #[async_trait]
-
 impl Op for Checkpoint {
     type Output = Result<Checkpointed, Refusal>;
 
@@ -116,7 +115,6 @@ async fn set_lineage(
 }
 
 #[async_trait]
-
 impl Op for Resume {
     type Output = Result<Resumed, Refusal>;
 
@@ -346,7 +344,6 @@ async fn rewind_version(tx: &mut Tx<'_>, policy: &Policy, step: Option<Step>) ->
 }
 
 #[async_trait]
-
 impl Op for Reset {
     type Output = Result<ResetDone, Refusal>;
 

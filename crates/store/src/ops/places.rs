@@ -36,7 +36,6 @@ pub(crate) struct CountedPlaces {
 pub(crate) struct CountPlaces;
 
 #[async_trait]
-
 impl Op for CountPlaces {
     type Output = CountedPlaces;
 
@@ -85,7 +84,6 @@ impl Op for CountPlaces {
 pub(crate) struct FindPlaces(pub Vec<RolloutPk>);
 
 #[async_trait]
-
 impl Op for FindPlaces {
     type Output = HashMap<RolloutPk, (Place, [u8; 32])>;
 

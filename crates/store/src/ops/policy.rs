@@ -118,7 +118,6 @@ pub(super) fn check_epoch(named: Option<Epoch>, current: Epoch) -> Result<(), Re
 pub struct FindPolicy(pub PolicyName);
 
 #[async_trait]
-
 impl Op for FindPolicy {
     type Output = Option<Policy>;
 
@@ -134,7 +133,6 @@ pub struct ListPolicies {
 }
 
 #[async_trait]
-
 impl Op for ListPolicies {
     type Output = Vec<Policy>;
 
@@ -149,7 +147,6 @@ impl Op for ListPolicies {
 }
 
 #[async_trait]
-
 impl Op for WriteRules {
     type Output = Result<RulesWritten, Refusal>;
 
@@ -212,7 +209,6 @@ async fn insert_rules(tx: &mut Tx<'_>, write: &WriteRules) -> Result<i64, StoreE
 pub struct PublishVersion(pub Publish);
 
 #[async_trait]
-
 impl Op for PublishVersion {
     type Output = Result<bool, Refusal>;
 
@@ -304,7 +300,6 @@ pub(super) async fn set_version(
 pub struct ReadTallies(pub Option<PolicyPk>);
 
 #[async_trait]
-
 impl Op for ReadTallies {
     type Output = BTreeMap<PolicyName, Tallies>;
 
@@ -347,7 +342,6 @@ pub struct ReadWaiting {
 }
 
 #[async_trait]
-
 impl Op for ReadWaiting {
     type Output = WaitingFor;
 
@@ -430,7 +424,6 @@ impl Op for ReadWaiting {
 }
 
 #[async_trait]
-
 impl Op for ReadEnvironments {
     type Output = EnvironmentGroups;
 

@@ -21,7 +21,6 @@ use crate::{
 };
 
 #[async_trait]
-
 impl Op for AckReads {
     type Output = Result<Vec<Batch>, Refusal>;
 
@@ -45,7 +44,6 @@ impl Op for AckReads {
 }
 
 #[async_trait]
-
 impl Op for MarkRead {
     type Output = Result<(), Refusal>;
 
@@ -77,7 +75,6 @@ impl Op for MarkRead {
 }
 
 #[async_trait]
-
 impl Op for ReleaseRead {
     type Output = Result<(), Refusal>;
 
@@ -104,7 +101,6 @@ impl Op for ReleaseRead {
 }
 
 #[async_trait]
-
 impl Op for GiveBackReads {
     type Output = Result<u64, Refusal>;
 

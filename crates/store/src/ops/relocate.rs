@@ -53,7 +53,6 @@ pub(crate) struct FindMisplaced {
 }
 
 #[async_trait]
-
 impl Op for FindMisplaced {
     type Output = (Option<RolloutPk>, Vec<Misplaced>);
 
@@ -103,7 +102,6 @@ pub(crate) struct Relocate {
 }
 
 #[async_trait]
-
 impl Op for Relocate {
     type Output = usize;
 
@@ -158,7 +156,6 @@ pub(crate) struct FindEmptied {
 }
 
 #[async_trait]
-
 impl Op for FindEmptied {
     type Output = Vec<i64>;
 
@@ -180,7 +177,6 @@ impl Op for FindEmptied {
 pub(crate) struct ForgetObjects(pub Vec<i64>);
 
 #[async_trait]
-
 impl Op for ForgetObjects {
     type Output = ();
 
@@ -198,7 +194,6 @@ impl Op for ForgetObjects {
 pub(crate) struct FindKnown(pub Vec<i64>);
 
 #[async_trait]
-
 impl Op for FindKnown {
     type Output = Vec<i64>;
 

@@ -43,7 +43,6 @@ pub(super) use select_members;
 pub struct FindBatch(pub BatchId);
 
 #[async_trait]
-
 impl Op for FindBatch {
     type Output = Option<Batch>;
 
@@ -53,7 +52,6 @@ impl Op for FindBatch {
 }
 
 #[async_trait]
-
 impl Op for BatchFilter {
     type Output = Page<Batch>;
 
@@ -88,7 +86,6 @@ impl Op for BatchFilter {
 pub struct BatchMembers(pub Batch);
 
 #[async_trait]
-
 impl Op for BatchMembers {
     type Output = Option<Vec<BatchMember>>;
 
@@ -156,7 +153,6 @@ pub(crate) struct FoundPayload {
 pub(crate) struct ReadPayloads(pub Vec<RolloutPk>);
 
 #[async_trait]
-
 impl Op for ReadPayloads {
     type Output = Vec<FoundPayload>;
 

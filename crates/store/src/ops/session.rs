@@ -229,7 +229,6 @@ async fn read_all(tx: &mut Tx<'_>, rows: Vec<Row>) -> Result<Vec<Session>, Store
 pub struct FindSession(pub SessionId);
 
 #[async_trait]
-
 impl Op for FindSession {
     type Output = Option<Session>;
 
@@ -243,7 +242,6 @@ impl Op for FindSession {
 pub struct FindSessionOfKey(pub SessionKeyHash);
 
 #[async_trait]
-
 impl Op for FindSessionOfKey {
     type Output = Option<Session>;
 
@@ -260,7 +258,6 @@ impl Op for FindSessionOfKey {
 }
 
 #[async_trait]
-
 impl Op for SessionFilter {
     type Output = Page<Session>;
 
@@ -315,7 +312,6 @@ impl Op for SessionFilter {
 pub struct BeginFinish(pub Vec<SessionId>);
 
 #[async_trait]
-
 impl Op for BeginFinish {
     type Output = Result<Vec<Session>, Refusal>;
 
@@ -365,7 +361,6 @@ impl Op for BeginFinish {
 pub struct ReopenSessions(pub Vec<SessionId>);
 
 #[async_trait]
-
 impl Op for ReopenSessions {
     type Output = ();
 

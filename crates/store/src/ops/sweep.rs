@@ -48,7 +48,6 @@ pub(super) async fn expire_of_policy(tx: &mut Tx<'_>, policy: &Policy, now: Time
 pub struct AnythingDue(pub Timestamp);
 
 #[async_trait]
-
 impl Op for AnythingDue {
     type Output = bool;
 
@@ -95,7 +94,6 @@ pub struct ExpireLeases {
 }
 
 #[async_trait]
-
 impl Op for ExpireLeases {
     type Output = Vec<ExpiredLeases>;
 
@@ -130,7 +128,6 @@ pub struct DiscardStragglers {
 }
 
 #[async_trait]
-
 impl Op for DiscardStragglers {
     type Output = u64;
 
@@ -180,7 +177,6 @@ pub struct Retire {
 }
 
 #[async_trait]
-
 impl Op for Retire {
     type Output = u64;
 
@@ -378,7 +374,6 @@ async fn forget_empty_batch(tx: &mut Tx<'_>, batch: BatchPk) -> Result<(), Store
 pub(crate) struct MayFoldTallies;
 
 #[async_trait]
-
 impl Op for MayFoldTallies {
     type Output = bool;
 
@@ -390,7 +385,6 @@ impl Op for MayFoldTallies {
 pub(crate) struct FoldTallies;
 
 #[async_trait]
-
 impl Op for FoldTallies {
     type Output = ();
 
@@ -405,7 +399,6 @@ impl Op for FoldTallies {
 pub(crate) struct Ping;
 
 #[async_trait]
-
 impl Op for Ping {
     type Output = ();
 
@@ -421,7 +414,6 @@ impl Op for Ping {
 pub struct Probe;
 
 #[async_trait]
-
 impl Op for Probe {
     type Output = ();
 

@@ -14,7 +14,6 @@ pub struct SupersededRules {
 }
 
 #[async_trait]
-
 impl Op for SupersededRules {
     type Output = Vec<i64>;
 
@@ -40,7 +39,6 @@ pub struct FindRulesOfGroups {
 }
 
 #[async_trait]
-
 impl Op for FindRulesOfGroups {
     type Output = RulesOfGroups;
 
@@ -66,7 +64,6 @@ impl Op for FindRulesOfGroups {
 pub struct ForgetRules(pub Vec<i64>);
 
 #[async_trait]
-
 impl Op for ForgetRules {
     type Output = u64;
 

@@ -20,7 +20,6 @@ use crate::{
 };
 
 #[async_trait]
-
 impl Op for FindContent {
     type Output = Option<StoredContent>;
 

@@ -24,7 +24,6 @@ use crate::{
 const ROLLOUTS_MAX: u64 = 4_096;
 
 #[async_trait]
-
 impl Op for FindPastGroups {
     type Output = PastGroups;
 
@@ -164,7 +163,6 @@ fn read_rollout(mut row: Row) -> Result<PastRollout, StoreError> {
 pub struct ListPublished(pub PolicyPk);
 
 #[async_trait]
-
 impl Op for ListPublished {
     type Output = Vec<(Version, Timestamp)>;
 

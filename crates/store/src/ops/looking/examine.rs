@@ -31,7 +31,6 @@ const KEYS_PAGE: i64 = 10_000;
 pub struct Examine;
 
 #[async_trait]
-
 impl Op for Examine {
     type Output = Examination;
 
@@ -400,7 +399,6 @@ fn count(counts: &mut Counts, row: &mut Row, tally: Tally) -> Result<(), StoreEr
 pub(crate) struct Integrity;
 
 #[async_trait]
-
 impl Op for Integrity {
     type Output = Vec<String>;
 
@@ -436,7 +434,6 @@ pub struct GroupMembers {
 }
 
 #[async_trait]
-
 impl Op for GroupMembers {
     type Output = Vec<BatchMember>;
 

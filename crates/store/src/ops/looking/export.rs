@@ -29,7 +29,6 @@ const ROLLOUTS_MAX: u32 = 1_024;
 pub struct LastRollout;
 
 #[async_trait]
-
 impl Op for LastRollout {
     type Output = RolloutPk;
 
@@ -60,7 +59,6 @@ struct ExportGroup {
 }
 
 #[async_trait]
-
 impl Op for ExportPage {
     type Output = ExportedPage;
 

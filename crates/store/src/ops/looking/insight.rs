@@ -61,7 +61,6 @@ const SELECT_OLDEST_TOTALS: Statement = Statement::new(
 );
 
 #[async_trait]
-
 impl Op for ReadFacts {
     type Output = LedgerFacts;
 

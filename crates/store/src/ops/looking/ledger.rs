@@ -63,7 +63,6 @@ macro_rules! select_story {
 }
 
 #[async_trait]
-
 impl Op for StoryFilter {
     type Output = Page<Story>;
 
@@ -288,7 +287,6 @@ pub(in crate::ops) async fn group(tx: &mut Tx<'_>, group: GroupPk) -> Result<Gro
 }
 
 #[async_trait]
-
 impl Op for GroupFilter {
     type Output = Page<Group>;
 

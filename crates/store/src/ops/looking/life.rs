@@ -25,7 +25,6 @@ use crate::{
 const BATCHES_MAX: usize = 8;
 
 #[async_trait]
-
 impl Op for FindId {
     type Output = IdMatches;
 
@@ -95,7 +94,6 @@ async fn having(
 }
 
 #[async_trait]
-
 impl Op for FindLife {
     type Output = Option<Life>;
 

@@ -33,7 +33,6 @@ macro_rules! select_steps {
 }
 
 #[async_trait]
-
 impl Op for ReadSteps {
     type Output = StepPage;
 
@@ -107,7 +106,6 @@ macro_rules! spread {
 }
 
 #[async_trait]
-
 impl Op for ReadStepBuckets {
     type Output = StepBuckets;
 

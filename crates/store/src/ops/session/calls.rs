@@ -78,7 +78,6 @@ impl Recording {
 }
 
 #[async_trait]
-
 impl Op for RecordCall {
     type Output = Result<RecordedCall, Refusal>;
 
@@ -180,7 +179,6 @@ async fn insert(record: &RecordCall, tx: &mut Tx<'_>, policy: PolicyPk, seq: u32
 }
 
 #[async_trait]
-
 impl Op for KeepSession {
     type Output = Result<(), Refusal>;
 
@@ -207,7 +205,6 @@ impl Op for KeepSession {
 pub struct MarkFull(pub SessionPk);
 
 #[async_trait]
-
 impl Op for MarkFull {
     type Output = ();
 
@@ -229,7 +226,6 @@ pub struct NoteSession {
 }
 
 #[async_trait]
-
 impl Op for NoteSession {
     type Output = ();
 
@@ -251,7 +247,6 @@ pub struct MarkCalls {
 }
 
 #[async_trait]
-
 impl Op for MarkCalls {
     type Output = ();
 
@@ -276,7 +271,6 @@ pub struct FindUnmarked {
 }
 
 #[async_trait]
-
 impl Op for FindUnmarked {
     type Output = bool;
 
@@ -293,7 +287,6 @@ impl Op for FindUnmarked {
 }
 
 #[async_trait]
-
 impl Op for FindAnswer {
     type Output = Option<StoredAnswer>;
 
@@ -334,7 +327,6 @@ pub struct FindCalls {
 }
 
 #[async_trait]
-
 impl Op for FindCalls {
     type Output = Vec<StoredCall>;
 
@@ -391,7 +383,6 @@ pub struct FindTexts {
 }
 
 #[async_trait]
-
 impl Op for FindTexts {
     type Output = Vec<CallTexts>;
 

@@ -30,7 +30,6 @@ use crate::{
 const ADMISSION_GRACE_S: u64 = 3_600;
 
 #[async_trait]
-
 impl Op for NewSession {
     type Output = Result<OpenedSession, Refusal>;
 

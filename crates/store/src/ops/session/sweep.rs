@@ -21,7 +21,6 @@ pub struct DueSessions {
 }
 
 #[async_trait]
-
 impl Op for DueSessions {
     type Output = Vec<SessionId>;
 
@@ -48,7 +47,6 @@ pub struct RetireSessions {
 }
 
 #[async_trait]
-
 impl Op for RetireSessions {
     type Output = u64;
 

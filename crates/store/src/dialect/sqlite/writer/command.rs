@@ -1,6 +1,6 @@
 //! The commands of the writer: operations that wait for their commit, and the request to end.
 //!
-//! Separate from the writer, which knows only the trait.
+//! Separate from the writer, which decides about commits and knows no operation.
 
 use std::panic::AssertUnwindSafe;
 
