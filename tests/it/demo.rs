@@ -49,7 +49,7 @@ async fn its_page_shows_a_healthy_run() {
     if !endure::is_long() {
         return;
     }
-    let (_process, url) = started().await;
+    let (mut process, url) = started().await;
     let client = Client::new(&url).expect("an address");
     // Past the restart, and before everything is learned.
     let mut version = 0;
@@ -63,4 +63,7 @@ async fn its_page_shows_a_healthy_run() {
     page.goto(&format!("{url}#/policies/solver")).await;
     page.wait_for("document.querySelector('.strip') !== null").await;
     picture(&page, "demo").await;
+    let pid = process.id().expect("it runs").to_string();
+    assert!(Command::new("kill").arg(pid).status().await.expect("kill can be run").success());
+    assert!(process.wait().await.expect("it ends").success(), "it has removed its folder");
 }
