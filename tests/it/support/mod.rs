@@ -568,7 +568,9 @@ pub(crate) fn with_agents(config: &str, engine: &FakeEngine) -> String {
 /// Makes a client with TLS. reqwest's own constructor needs a default cryptography provider for the process.
 pub(crate) fn http() -> reqwest::Client {
     forebay_client::install_tls_provider();
-    reqwest::Client::new()
+    // The service closes a connection that was idle for 10 s. A request that is sent on it at that moment would fail, and
+    // some tests wait just as long.
+    reqwest::Client::builder().pool_idle_timeout(Duration::from_secs(5)).build().expect("the options are valid")
 }
 
 async fn read(response: reqwest::Response) -> Answer {
