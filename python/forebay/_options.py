@@ -41,6 +41,8 @@ class BundledOptions(CommonOptions, total=False):
     or a function that may return None."""
     model: str | None
     """The name of the model in calls of `chat`, which is otherwise that of the policy."""
+    keep_messages: bool | None
+    """Whether the messages of the last call are kept with the rollout, as they are by default."""
 
 
 class RolloutOptions(BundledOptions, total=False):

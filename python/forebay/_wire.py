@@ -91,6 +91,7 @@ __all__ = [
     "Problem",
     "Receipt",
     "ReceiptGroup",
+    "RecordRules",
     "Requirement",
     "ResetRequest",
     "ResetResponse",
@@ -1278,6 +1279,14 @@ class SessionRules:
 
 
 @dataclass(slots=True, kw_only=True)
+class RecordRules:
+    """What is kept of the calls of a recorded session besides what is trained. The rules at its finish count."""
+
+    messages: bool = True
+    """Whether the rollout gets the conversation as `messages`: the messages of its last call, and the answer."""
+
+
+@dataclass(slots=True, kw_only=True)
 class PolicyRules:
     """How trajectories of a policy are filtered, grouped, batched and kept. Omitted keys take their defaults.
 
@@ -1312,6 +1321,8 @@ class PolicyRules:
     """How long payloads and ledger rows are kept."""
     sessions: SessionRules = field(default_factory=SessionRules)
     """How the calls of an agent become segments."""
+    record: RecordRules = field(default_factory=RecordRules)
+    """What is kept of an agent's calls besides what is trained."""
     filter: list[FilterRule] = field(default_factory=list[FilterRule])
     """CEL filters, in order; the first match wins."""
 

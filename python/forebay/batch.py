@@ -139,22 +139,29 @@ class Batch:
         """Whether the lease is lost. Then stop working on the batch: its ack would be refused."""
         return self.ended == "lost" or (self._owner is not None and self._owner.is_lost(self))
 
-    def rows(self, shard: Shard | None = None, *, balance: ShardBalance | None = None) -> list[Sample]:
+    def rows(
+        self, shard: Shard | None = None, *, balance: ShardBalance | None = None, messages: bool = True
+    ) -> list[Sample]:
         """Returns the rows, or those of a shard, in order.
 
         With the `balance` `squared_tokens` the shards have about equal sums of the squared lengths of their rows,
-        instead of about equal numbers of tokens. All ranks must ask for the same.
+        instead of about equal numbers of tokens. All ranks must ask for the same. With `messages=False` the rows come
+        without their messages.
         """
         index, count = shard or (None, None)
-        rows = self._client.samples(self.batch_id, shard=index, shards=count, balance=balance)
+        rows = self._client.samples(
+            self.batch_id, shard=index, shards=count, balance=balance, messages=None if messages else False
+        )
         self._check_count(len(rows), shard)
         return rows
 
-    def arrow(self, shard: Shard | None = None, *, balance: ShardBalance | None = None) -> Any:
+    def arrow(self, shard: Shard | None = None, *, balance: ShardBalance | None = None, messages: bool = True) -> Any:
         """Returns the rows, or those of a shard, as a `pyarrow.Table` on the bytes of the answer. Needs pyarrow."""
         pyarrow: Any = importlib.import_module("pyarrow")
         index, count = shard or (None, None)
-        body = self._client.samples_arrow(self.batch_id, shard=index, shards=count, balance=balance)
+        body = self._client.samples_arrow(
+            self.batch_id, shard=index, shards=count, balance=balance, messages=None if messages else False
+        )
         with pyarrow.ipc.open_stream(pyarrow.py_buffer(body)) as stream:
             table: Any = stream.read_all()
         self._check_count(table.num_rows, shard)
@@ -168,8 +175,9 @@ class Batch:
         As Arrow the values are not copied: they are the bytes of the answer.
         """
         if form == "json" or (form == "auto" and _arrow.pyarrow() is None):
-            return [_json_page(self.rows(shard, balance=balance))]
-        return [_arrow_page(record_batch) for record_batch in self.arrow(shard, balance=balance).to_batches()]
+            return [_json_page(self.rows(shard, balance=balance, messages=False))]
+        table = self.arrow(shard, balance=balance, messages=False)
+        return [_arrow_page(record_batch) for record_batch in table.to_batches()]
 
     def ack(self, step: int) -> None:
         """Says that optimizer step `step` consumes the batch. Update the weights only after this has returned.

@@ -578,10 +578,14 @@ class Client(AgentMethods):
         shard: int | None = None,
         shards: int | None = None,
         balance: ShardBalance | None = None,
+        messages: bool | None = None,
     ) -> list[Sample]:
-        """Returns the rows of a batch, or of one of its shards, in order. An answer that is incomplete is an error."""
+        """Returns the rows of a batch, or of one of its shards, in order. An answer that is incomplete is an error.
+
+        With `messages=False` the rows come without their messages, which may be as long as their tokens.
+        """
         place = path("batches", batch_id, "samples")
-        query = {"shard": shard, "shards": shards, "balance": balance}
+        query = {"shard": shard, "shards": shards, "balance": balance, "messages": messages}
         answer = self._send(Call(method="GET", path=place, query=query, repeat=True, accept=NDJSON))
         return _lines(answer, Sample, "GET", place)
 
@@ -592,9 +596,13 @@ class Client(AgentMethods):
         shard: int | None = None,
         shards: int | None = None,
         balance: ShardBalance | None = None,
+        messages: bool | None = None,
     ) -> bytes:
-        """Returns the rows of a batch, or of one of its shards, as a complete Arrow IPC stream."""
-        query = {"shard": shard, "shards": shards, "balance": balance}
+        """Returns the rows of a batch, or of one of its shards, as a complete Arrow IPC stream.
+
+        With `messages=False` the column of messages is null.
+        """
+        query = {"shard": shard, "shards": shards, "balance": balance, "messages": messages}
         call = Call(method="GET", path=path("batches", batch_id, "samples"), query=query, repeat=True, accept=ARROW)
         return self._send(call).body
 

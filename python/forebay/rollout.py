@@ -6,6 +6,7 @@ The service assembles the turns into segments, so that there is one rule for wha
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import random
 import threading
@@ -43,6 +44,10 @@ LAST_POST_TIMEOUT_S = 5.0
 
 ENGINE_FIELDS = {"return_token_ids": True, "return_prompt_token_ids": True, "return_meta_info": True}
 """What `chat` asks an engine for: vLLM knows the first, SGLang all of them."""
+
+MESSAGES_BYTES_MAX = 8 << 20
+"""The most bytes of the messages that are kept with a rollout: nothing is trained on them, so they must not be what
+makes a post too large."""
 
 IN_BUNDLE = "the rollout belongs to a bundle, which posts all of its rollouts together"
 
@@ -93,12 +98,15 @@ class Recording:
         self.status: Status | None = None
         """How the execution ended. If it is not set: `completed`, or `truncated` if the recorder became full."""
         self.messages: Sequence[Mapping[str, Any]] | None = None
-        """The conversation, to be kept with the rollout. Nothing is trained on it."""
+        """The conversation, to be kept with the rollout. Nothing is trained on it. If it is not set, it is the messages
+        and the answer of the last call that was recorded with its messages."""
         self.metadata: dict[str, Any] = dict(options.get("metadata") or {})
         self._policy_version: int | None = (
             options.get("policy_version") if admission is None else admission.policy_version
         )
         self._labels = options.get("version_labels")
+        self._keeps_messages = options.get("keep_messages") is not False
+        self._conversation: list[Any] | None = None
         self._turns = Turns()
         self._aborted: str | None = None
         self._receipt: Receipt | None = None
@@ -126,6 +134,7 @@ class Recording:
         self,
         answer: object,
         *,
+        messages: Iterable[Any] | None = None,
         prompt_tokens: Sequence[int] | None = None,
         agent: str | None = None,
         delivered: bool = True,
@@ -136,6 +145,9 @@ class Recording:
         Answers of chat endpoints of vLLM and SGLang, of `/v1/completions`, of SGLang's `/generate`, and the list of the
         chunks of a streamed chat are taken. They must have the ids of the prompt, the sampled ids and their
         log-probabilities; the error names what the request has to ask for. Nothing is made up.
+
+        `messages` are those of the request. The conversation of the last call is kept with the rollout, so that people,
+        judges and exports can read it; not that of an answer in chunks.
 
         `prompt_tokens` are the ids that were sent, where the engine does not return them. `agent` names who made the
         call, if the execution has several agents. `version` is the version that was published when the call began, if
@@ -149,7 +161,11 @@ class Recording:
         spans = _answers.versions(call, at_start, self._labels)
         if spans is None and at_start != self.policy_version and len(call.tokens) > 0:
             spans = [[at_start, 0, len(call.tokens)]]
-        return self._turns.add(call, spans, agent, delivered)
+        turn = self._turns.add(call, spans, agent, delivered)
+        if messages is not None and self._keeps_messages and not isinstance(answer, list):
+            # A copy, because agents append to the list that they sent.
+            self._conversation = [*messages, _message_of(answer)]
+        return turn
 
     def abort(self, reason: str = "aborted") -> None:
         """Makes this a rollout that failed for a reason that is not the policy's fault, such as a crashed sandbox.
@@ -187,8 +203,27 @@ class Recording:
             reward=self.reward,
             reward_components=self.reward_components or None,
             turns=list(self._turns) or None,
-            messages=self.messages,
+            messages=self._kept_messages() if self.messages is None else self.messages,
         )
+
+    def _kept_messages(self) -> list[dict[str, Any]] | None:
+        """The conversation of the last call, unless it cannot be posted: a rollout is worth more than its messages."""
+        if self._conversation is None:
+            return None
+        try:
+            kept = json.dumps([_plain(message) for message in self._conversation], allow_nan=False)
+        except (TypeError, ValueError, RecursionError) as error:
+            log.warning("the messages of the rollout %s are no JSON and are not kept: %s", self.rollout_id, error)
+            return None
+        if len(kept) > MESSAGES_BYTES_MAX:
+            log.warning(
+                "the messages of the rollout %s take %d bytes and are not kept: %d are allowed",
+                self.rollout_id,
+                len(kept),
+                MESSAGES_BYTES_MAX,
+            )
+            return None
+        return json.loads(kept)
 
     @property
     def has_begun(self) -> bool:
@@ -256,7 +291,7 @@ class Rollout(Recording):
         for pause in _pauses():
             answer = llm.chat.completions.create(**request)
             try:
-                self.record(answer, agent=agent)
+                self.record(answer, messages=request["messages"], agent=agent)
             except EngineAborted:
                 if pause is None:
                     raise
@@ -333,6 +368,14 @@ def _pauses() -> Iterator[float | None]:
     yield None
 
 
+def _message_of(answer: Any) -> dict[str, Any]:
+    """The message of an answer, which is the text if it is no chat completion."""
+    choices = field(answer, "choices")
+    choice = choices[0] if choices else answer
+    message = field(choice, "message")
+    return {"role": "assistant", "content": field(choice, "text") or ""} if message is None else _plain(message)
+
+
 def _plain(message: Any) -> dict[str, Any]:
     if hasattr(message, "model_dump"):
         message = message.model_dump()
@@ -357,7 +400,7 @@ class AsyncRollout(Recording):
         for pause in _pauses():
             answer = await llm.chat.completions.create(**request)
             try:
-                self.record(answer, agent=agent)
+                self.record(answer, messages=request["messages"], agent=agent)
             except EngineAborted:
                 if pause is None:
                     raise

@@ -63,6 +63,51 @@ def play(r: forebay.Rollout, llm: openai.OpenAI, turns: int) -> None:
         messages += [reply.choices[0].message, {"role": "tool", "tool_call_id": "1", "content": "result"}]
 
 
+def kept_messages(fb: forebay.Client, r: forebay.Rollout) -> list[Any] | None:
+    content = fb.get_content(r.policy, r.rollout_id)
+    assert content is not None
+    return None if content.messages is None else [item.message for item in content.messages.items]
+
+
+def test_the_conversation_of_the_last_call_is_kept_with_the_rollout(fb: forebay.Client, trained: str) -> None:
+    with Engine([Answer("let me see", tool_calls=[("add", {"a": 1})]), "three"]) as engine:
+        llm = client(engine)
+        messages: list[Any] = [{"role": "user", "content": "question"}]
+        with fb.rollout(trained) as r:
+            answer = llm.chat.completions.create(messages=messages, **ASK_VLLM)
+            r.record(answer, messages=messages)
+            # The agent goes on with the same list, and with an object that the package `openai` made.
+            messages += [answer.choices[0].message, {"role": "tool", "tool_call_id": "1", "content": "3"}]
+            assert r.chat(llm, messages) == "three"
+            messages.append({"role": "user", "content": "not sent"})
+            r.reward = 1.0
+        kept = kept_messages(fb, r)
+        assert kept is not None
+        assert [message["role"] for message in kept] == ["user", "assistant", "tool", "assistant"]
+        assert kept[1]["tool_calls"][0]["function"] == {"name": "add", "arguments": '{"a": 1}'}
+        assert kept[3]["content"] == "three"
+
+
+def test_messages_that_cannot_be_kept_do_not_fail_the_post(
+    fb: forebay.Client, trained: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    said = {"role": "user", "content": "question"}
+    with Engine(["a", "b", "c", "d"]) as engine:
+        answer = client(engine).chat.completions.create(messages=[said], **ASK_VLLM)
+        sent: list[tuple[Any, dict[str, Any]]] = [
+            ({"role": "user", "content": b"bytes"}, {}),
+            ({"role": "user", "content": "x" * (9 << 20)}, {}),
+            (said, {"keep_messages": False}),
+        ]
+        for message, options in sent:
+            with fb.rollout(trained, **options) as r:
+                r.record(answer, messages=[message])
+                r.reward = 1.0
+            assert r.receipt.verdict == "kept"
+            assert kept_messages(fb, r) is None
+    assert ["are no JSON" in record.message for record in caplog.records] == [True, False]
+
+
 def test_a_conversation_becomes_one_segment_with_its_tools_masked(fb: forebay.Client, trained: str) -> None:
     script = [Answer("let me see", tool_calls=[("add", {"a": 1, "b": 2})]), "three", "done"]
     with Engine(script) as engine:

@@ -322,6 +322,12 @@ on_both_stores! {
             assert_eq!(found.iter().map(|(n, m, o)| ((*n).clone(), *m, *o)).collect::<Vec<_>>(), expected);
             assert_eq!((&rows[1]["messages"], &rows[2]["metadata"]), (null, null));
         }
+        let mut without = batch.clone();
+        without["samples_url"] = format!("{}?messages=false", text(&batch["samples_url"])).into();
+        for found in [app.samples(&without).await, rows(app, text(&without["samples_url"])).await] {
+            assert!(found.iter().all(|row| row["messages"].is_null()), "{found:?}");
+            assert_eq!((found.len(), &found[3]["metadata"]["of"]), (6, &json!("b")));
+        }
     }
 
     async fn a_rollouts_json_may_be_on_its_first_row_alone(app: TestApp) {

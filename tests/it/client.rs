@@ -58,7 +58,7 @@ on_both_stores! {
         let again = client.lease(&request).await.expect("answered").expect("the same request");
         assert_eq!((&again.batch_id, &again.lease), (&batch.batch_id, &batch.lease));
         let heartbeat = Heartbeat::start(client.clone(), &batch, Duration::from_mins(1)).expect("it has a lease");
-        let rows = client.samples(&batch.batch_id).await.expect("rows");
+        let rows = client.samples(&batch.batch_id, &[]).await.expect("rows");
         assert_eq!(rows.iter().map(|row| row.rollout_id.as_str()).collect::<Vec<_>>(), ["a-0", "a-1"]);
         assert_eq!(rows[0].logprobs, Some(vec![-0.5, -0.25]));
         assert!(!heartbeat.is_lost());

@@ -162,7 +162,7 @@ async fn next(
 
 /// Reads the rows of a batch. Fails unless there are as many as the descriptor says.
 async fn whole(client: &Client, batch: &BatchDescriptor) -> Result<Vec<Sample>, ClientError> {
-    let rows = client.samples(&batch.batch_id).await?;
+    let rows = client.samples(&batch.batch_id, &[("messages", "false")]).await?;
     let expected = batch.samples as usize;
     if rows.len() == expected { Ok(rows) } else { Err(ClientError::Incomplete { answers: rows.len(), expected }) }
 }

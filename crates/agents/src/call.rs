@@ -130,12 +130,7 @@ impl Call {
         agents.buffer().note_session(&permit, notes).await.map_err(refusal::of)?;
         let (digest, mut request, is_to_be_recorded) = adapted?;
         drop(bytes);
-        let canonical = || {
-            let canonical = Canonical::of(&request);
-            // A later request may name the answer instead of sending the conversation.
-            if dialect == Dialect::Responses { canonical.with_links(&request) } else { canonical }
-        };
-        let canonical = work::run(length, || is_to_be_recorded.then(canonical)).await;
+        let canonical = work::run(length, || is_to_be_recorded.then(|| Canonical::of(&request))).await;
         check_name(&request.model).map_err(|why| DialectError::Invalid { field: "model".to_owned(), why })?;
         for warning in request.warnings.iter() {
             tracing::debug!(warning, "a part of a call was left out");

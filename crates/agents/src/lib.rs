@@ -13,7 +13,7 @@
 //! 4. `answer`: has `call` answer and writes it, at once or as events. `orphans` goes on with calls whose agent is gone.
 //!
 //! `audits` has the engine score a sample of recorded calls again. `counting` tells agents how many tokens a prompt has,
-//! and `teachers` lets engines score the segments of finished sessions. `breaks` says why prompts do not continue earlier calls. `blocking` runs what grows with the bytes of an agent,
+//! and `teachers` lets engines score the segments of finished sessions. `conversations` reads what was said in recorded calls. `blocking` runs what grows with the bytes of an agent,
 //! and ends it if the agent leaves.
 //!
 //! The dialects and the client of engines are the crate `forebay_gateway`.
@@ -23,9 +23,9 @@ mod asking;
 pub mod audits;
 mod blocking;
 mod body;
-mod breaks;
 mod call;
 pub mod configured;
+mod conversations;
 mod counting;
 #[cfg_attr(not(feature = "exact"), path = "no_exact.rs")]
 mod exact;

@@ -113,7 +113,6 @@ impl Reader<'_> {
                 Some(messages)
             })
         };
-        // Calls in other dialects have no ids of tool calls.
         let mut messages = work::run(bytes, restore).await.ok_or_else(|| not_found(named))?;
         without_instructions(&mut messages, instructions.unwrap_or_default());
         Ok((messages, bytes))

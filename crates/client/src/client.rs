@@ -286,8 +286,10 @@ impl Client {
     }
 
     /// Returns all rows of a batch, in order. If the stream ends early, the result is an error.
-    pub async fn samples(&self, batch_id: &str) -> Result<Vec<Sample>> {
-        self.rows_of(batch_id, &[]).await
+    ///
+    /// `query` may have `messages=false`, which leaves the messages out.
+    pub async fn samples(&self, batch_id: &str, query: &[(&str, &str)]) -> Result<Vec<Sample>> {
+        self.rows_of(batch_id, query).await
     }
 
     /// Returns all rows of shard `shard` of `shards`, in order. If the stream ends early, the result is an error.

@@ -95,7 +95,7 @@
 //!     let Some(batch) = client.lease(&request).await? else { continue };
 //!     let lease = batch.lease.clone().ok_or("a leased batch has a lease")?;
 //!     let heartbeat = Heartbeat::start(client.clone(), &batch, Duration::from_secs(60))?;
-//!     let samples = client.samples(&batch.batch_id).await?;
+//!     let samples = client.samples(&batch.batch_id, &[]).await?;
 //!     // ... compute gradients from `samples` ...
 //!     drop(heartbeat);
 //!     client.ack(&batch.batch_id, &AckRequest { lease, step: step + 1, epoch }).await?;

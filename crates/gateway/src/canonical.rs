@@ -22,10 +22,13 @@
 //! 4. After a restart, or to catch up with another replica: for each row in the order of the numbers, read the record
 //!    from the row ([`Record::from_json`]) and the message from the stored [`Completion`](crate::Completion), and add
 //!    them. A call that is already there is skipped.
-//! 5. The assembler reports a break between a call and its nearest earlier call. [`History::cause_between`] names the
+//! 5. The session ends. [`chat_messages`] makes the conversation of its rollout from the rows of the last call and of
+//!    those that it follows ([`Record::after`]).
+//! 6. The assembler reports a break between a call and its nearest earlier call. [`History::cause_between`] names the
 //!    cause, from the rows of the session.
 
 mod cause;
+mod chat;
 mod defaults;
 mod history;
 mod key;
@@ -35,6 +38,7 @@ mod record;
 mod request;
 
 pub use cause::BreakCause;
+pub use chat::chat_messages;
 pub use history::{CALLS_MAX, Extended, History, HistoryError, MESSAGES_MAX};
 pub use message::{CanonicalCall, CanonicalMessage, CanonicalRole};
 pub use paths::{Continued, IDS_MAX, Paths};

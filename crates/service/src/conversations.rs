@@ -1,6 +1,10 @@
-//! What was said in the calls of sessions, so that it can be told why a prompt does not continue an earlier call.
+//! What was said in the calls of sessions: for the rollouts that are kept with their messages, and to tell why a prompt
+//! does not continue an earlier call.
 
 use forebay_domain::ids::PolicyName;
+use serde_json::value::RawValue;
+
+use crate::session::texts::CallText;
 
 /// Reads the messages of recorded calls, and the text of ids.
 pub trait Conversations: Send + Sync + 'static {
@@ -8,6 +12,12 @@ pub trait Conversations: Send + Sync + 'static {
     fn begin(&self) -> Box<dyn Conversation>;
     /// The text of ids with its special tokens; none if the tokenizer of the policy's model is not known.
     fn text(&self, policy: &PolicyName, ids: &[i32]) -> Option<String>;
+    /// The number of the earlier call with whose messages a request begins. `request` is the part of it that is kept, as
+    /// JSON.
+    fn follows(&self, request: &str) -> Option<u32>;
+    /// The messages of the last of these calls and its answer, as a JSON array of chat messages. Each call but the first
+    /// follows the one before it. None if they cannot be read.
+    fn messages(&self, calls: &[CallText]) -> Option<Box<RawValue>>;
 }
 
 /// The messages of the calls of one policy in a session.
@@ -30,6 +40,14 @@ impl Conversations for NoConversations {
     }
 
     fn text(&self, _policy: &PolicyName, _ids: &[i32]) -> Option<String> {
+        None
+    }
+
+    fn follows(&self, _request: &str) -> Option<u32> {
+        None
+    }
+
+    fn messages(&self, _calls: &[CallText]) -> Option<Box<RawValue>> {
         None
     }
 }

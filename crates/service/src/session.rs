@@ -31,6 +31,7 @@ pub(crate) mod delivery;
 pub mod end;
 pub mod ending;
 pub(crate) mod in_flight;
+mod messages;
 pub mod open;
 pub mod recent;
 pub mod record;

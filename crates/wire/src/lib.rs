@@ -58,8 +58,8 @@ pub use policy::{
 pub use problem::{PROBLEM_JSON, Problem, Violation};
 pub use rules::{
     Advantage, BacklogRules, BatchOrder, BatchRules, EnvironmentRules, FilterAction, FilterRule, FilterScope,
-    GroupRules, LeaseRules, LossWeighting, OnDrop, PolicyRules, Requirement, RetentionRules, Retries, SessionRules,
-    Settle, StalenessAction, StalenessRules,
+    GroupRules, LeaseRules, LossWeighting, OnDrop, PolicyRules, RecordRules, Requirement, RetentionRules, Retries,
+    SessionRules, Settle, StalenessAction, StalenessRules,
 };
 pub use session::{
     AbortRequest, BaseUrls, FinishRequest, SessionAssembly, SessionBreak, SessionDropped, SessionEnded, SessionFinish,

@@ -46,6 +46,9 @@ pub struct PolicyRules {
     /// How the calls of an agent become segments.
     #[serde(deserialize_with = "super::object::one")]
     pub sessions: SessionRules,
+    /// What is kept of an agent's calls besides what is trained.
+    #[serde(deserialize_with = "super::object::one")]
+    pub record: RecordRules,
     /// CEL filters, in order; the first match wins.
     #[serde(deserialize_with = "super::object::many")]
     pub filter: Vec<FilterRule>,
@@ -66,6 +69,7 @@ impl Default for PolicyRules {
             settle: Settle::default(),
             retention: RetentionRules::default(),
             sessions: SessionRules::default(),
+            record: RecordRules::default(),
             filter: Vec::new(),
         }
     }
@@ -327,6 +331,21 @@ pub struct SessionRules {
     /// policy, and their `teacher_logprobs` are filled in. Posted trajectories are not scored.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub teacher: Option<String>,
+}
+
+/// What is kept of the calls of a recorded session besides what is trained. The rules at its finish count.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(default, deny_unknown_fields)]
+pub struct RecordRules {
+    /// Whether the rollout gets the conversation as `messages`: the messages of its last call, and the answer.
+    pub messages: bool,
+}
+
+impl Default for RecordRules {
+    fn default() -> Self {
+        Self { messages: true }
+    }
 }
 
 /// Which answers are not trained, of those that no call continues.

@@ -89,7 +89,11 @@ impl Learner {
 
     /// One optimizer step, and a checkpoint if it is time for one.
     async fn step(&self, weights: &mut Weights, batch: &BatchDescriptor, epoch: i64) -> anyhow::Result<()> {
-        let samples = self.client.samples(&batch.batch_id).await.context("the samples cannot be read")?;
+        let samples = self
+            .client
+            .samples(&batch.batch_id, &[("messages", "false")])
+            .await
+            .context("the samples cannot be read")?;
         let mut table = weights.table.clone();
         for sample in &samples {
             learn(&mut table, sample);

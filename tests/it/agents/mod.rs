@@ -8,6 +8,7 @@ pub(crate) mod audits;
 mod breaks;
 mod calls;
 mod clients;
+mod conversations;
 mod crashes;
 mod distribution;
 mod ends;

@@ -126,7 +126,7 @@ async fn play(service: &TestService, config: WorkerConfig) -> Tally {
 async fn lease(client: &Client) -> (BatchDescriptor, Vec<Sample>) {
     let request = BatchRequest { wait_ms: Some(30_000), ..BatchRequest::default() };
     let batch = client.lease(&request).await.expect("the service answers").expect("a group becomes ready");
-    let rows = client.samples(&batch.batch_id).await.expect("the rows arrive");
+    let rows = client.samples(&batch.batch_id, &[]).await.expect("the rows arrive");
     (batch, rows)
 }
 

@@ -44,6 +44,8 @@ pub(crate) struct ShardQuery {
     /// What the shards have about equal amounts of: `tokens` (default), or `squared_tokens`, the sum of the squared
     /// lengths of their rows. All readers of a batch must ask for the same.
     balance: Option<ShardBalance>,
+    /// Whether rows have `messages` (default `true`). Trainers leave them out, because nothing is trained on them.
+    messages: Option<bool>,
 }
 
 /// Get the samples of a batch: one row per segment
@@ -79,19 +81,27 @@ pub(crate) async fn get(
     headers: HeaderMap,
 ) -> Result<Response, Failure> {
     let format = negotiate(&headers)?;
-    let reader = api.buffer.samples(batch_id, shard(&query)?).await?;
+    let samples = api.buffer.samples(batch_id, shard(&query)?).await?;
+    let reader = RowReader { samples, messages: query.messages.unwrap_or(true) };
     pages::respond(&api, &headers, "samples", format.media(), reader, Writer::new(format)).await
 }
 
-impl Reader for SampleReader {
+/// Reads the rows of a batch, with their messages or without.
+struct RowReader {
+    samples: SampleReader,
+    messages: bool,
+}
+
+impl Reader for RowReader {
     type Page = Page;
 
     async fn next_page_bytes(&mut self) -> Result<u64, BufferError> {
-        Ok(Self::next_page_bytes(self))
+        Ok(self.samples.next_page_bytes())
     }
 
     async fn next_page(&mut self) -> Result<Option<Page>, BufferError> {
-        Self::next_page(self).await
+        let page = self.samples.next_page().await?;
+        Ok(if self.messages { page } else { page.map(Page::without_messages) })
     }
 }
 
@@ -170,7 +180,7 @@ impl Writer {
     }
 }
 
-impl pages::Writer<SampleReader> for Writer {
+impl pages::Writer<RowReader> for Writer {
     fn page_copies(&self) -> u64 {
         4
     }
@@ -200,7 +210,7 @@ impl pages::Writer<SampleReader> for Writer {
         }
     }
 
-    fn end(&mut self, _: &SampleReader) -> Result<Vec<Bytes>, io::Error> {
+    fn end(&mut self, _: &RowReader) -> Result<Vec<Bytes>, io::Error> {
         match self {
             Self::Arrow(encoder) => encoder.end().map_err(io::Error::other),
             Self::Text { format: TextFormat::Ndjson, .. } => Ok(Vec::new()),

@@ -200,7 +200,7 @@ async fn unknown_rollout_is_none_and_unknown_policy_is_an_error() {
 #[tokio::test]
 async fn samples_are_all_rows() {
     let stub = Stub::start([rows(&format!("{}{}", sample(0), sample(1))), rows("")]).await;
-    let samples = stub.client().samples("b1").await.expect("the stream is whole");
+    let samples = stub.client().samples("b1", &[]).await.expect("the stream is whole");
     assert_eq!(samples.iter().map(|row| row.segment).collect::<Vec<_>>(), [0, 1]);
     assert_eq!(stub.client().samples_of_shard("b1", 1, 2).await.expect("the stream is whole").len(), 0);
     let requests = stub.requests();
@@ -220,7 +220,7 @@ async fn broken_stream_of_samples_is_an_error() {
     for answer in cases {
         let stub = Stub::start([answer]).await;
         let client = stub.client().with_retry(RetryPolicy::none());
-        errors.push(client.samples("b1").await.expect_err("not all rows arrived"));
+        errors.push(client.samples("b1", &[]).await.expect_err("not all rows arrived"));
     }
     assert!(matches!(
         errors.as_slice(),
@@ -239,7 +239,7 @@ async fn broken_stream_of_samples_is_read_again_from_its_start() {
     let whole = format!("{}{}", sample(0), sample(1));
     let broken = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n{}", whole.len(), sample(0));
     let stub = Stub::start([broken, rows(&whole)]).await;
-    let samples = stub.client().samples("b1").await.expect("the second stream is whole");
+    let samples = stub.client().samples("b1", &[]).await.expect("the second stream is whole");
     assert_eq!(samples.iter().map(|row| row.segment).collect::<Vec<_>>(), [0, 1]);
 }
 

@@ -72,6 +72,15 @@ impl Page {
         Self { blocks: blocks.into_iter(), current: None }
     }
 
+    /// The page without messages, for trainers, which have no use for them: they may be as long as the tokens.
+    #[must_use]
+    pub fn without_messages(mut self) -> Self {
+        for row in self.blocks.as_mut_slice().iter_mut().flat_map(|block| &mut block.rows) {
+            row.sample.messages = None;
+        }
+        self
+    }
+
     /// The next block. A page is read either in blocks or as an iterator.
     pub fn next_block(&mut self) -> Option<Block> {
         debug_assert!(self.current.is_none(), "a row was taken from the iterator");

@@ -58,6 +58,10 @@ impl CanonicalPart {
     pub fn get(&self) -> &str {
         self.0.get()
     }
+
+    pub(super) fn raw(&self) -> &RawValue {
+        &self.0
+    }
 }
 
 impl PartialEq for CanonicalPart {

@@ -36,7 +36,7 @@ pub struct Record {
     /// The messages behind the shared ones.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) messages: Vec<CanonicalMessage>,
-    /// The ids of the tool calls in these messages and those that results name, in their order, if they are kept.
+    /// The ids of the tool calls in these messages and those that results name, in their order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub(super) links: Vec<String>,
 }
@@ -68,7 +68,7 @@ impl Record {
     }
 
     /// Makes the messages of the request, given those of the call that it follows with its answer. Only texts are made
-    /// again. `None` if there is something else, or if the ids were not kept.
+    /// again. `None` if there is something else.
     #[must_use]
     pub fn messages(&self, mut before: Vec<Message>) -> Option<Vec<Message>> {
         before.truncate(self.shared as usize);

@@ -23,7 +23,7 @@ pub struct Canonical {
     pub(super) is_repeat: bool,
     /// Those of the tools.
     pub(super) defaults: Defaults,
-    /// For each message the ids that link it with others, if they are kept.
+    /// For each message the ids that link it with others.
     pub(super) links: Vec<Vec<String>>,
 }
 
@@ -47,14 +47,8 @@ impl Canonical {
             defaults,
             agent: None,
             is_repeat: false,
-            links: Vec::new(),
+            links: request.messages.iter().map(message::links).collect(),
         }
-    }
-
-    /// The request with the ids of its tool calls, so that its messages can be made again of what is stored.
-    #[must_use]
-    pub fn with_links(self, request: &Request) -> Self {
-        Self { links: request.messages.iter().map(message::links).collect(), ..self }
     }
 
     /// The request with who sent it, and whether its client says that it sent it before. Where answers are equal, this helps to

@@ -102,7 +102,7 @@ impl Service {
         let request = serde_json::from_value(json!({"policy": "default", "wait_ms": 10000}))?;
         let batch = self.client.lease(&request).await?.context("there is no batch")?;
         let mut trained = 0;
-        for row in self.client.samples(&batch.batch_id).await? {
+        for row in self.client.samples(&batch.batch_id, &[]).await? {
             trained += check_row(&row)?;
         }
         Ok(trained)

@@ -2,7 +2,9 @@
 
 use forebay_gateway::{
     Dialect,
-    canonical::{BreakCause, CALLS_MAX, Canonical, Extended, History, HistoryError, MESSAGES_MAX, Record},
+    canonical::{
+        BreakCause, CALLS_MAX, Canonical, Extended, History, HistoryError, MESSAGES_MAX, Record, chat_messages,
+    },
     completion::AssistantMessage,
 };
 use proptest::prelude::*;
@@ -374,18 +376,42 @@ fn what_is_stored_has_this_form() {
         json!([{"type": "text", "text": "I look."}, {"type": "refusal", "refusal": "No.", "id": "1"}]),
     ));
     let record = history.record(&request);
-    let stored = r#"{"after":1,"shared":1,"head":"352bd266dae53c6e6a29244011cfa029","ids":"3738cfa975885c1a5896ba1f84392b51","messages":[{"role":"assistant","text":"I look.","parts":[{"refusal":"No.","type":"refusal"}],"reasoning":"First.","calls":[{"name":"bash","arguments":"{\"command\": \"ls\", \"n\": 1.0, \"deep\": {\"a\": [1, 2], \"b\": \"\"}}"}]},{"role":"tool","text":"ok"}]}"#;
+    let stored = r#"{"after":1,"shared":1,"head":"352bd266dae53c6e6a29244011cfa029","ids":"3738cfa975885c1a5896ba1f84392b51","messages":[{"role":"assistant","text":"I look.","parts":[{"refusal":"No.","type":"refusal"}],"reasoning":"First.","calls":[{"name":"bash","arguments":"{\"command\": \"ls\", \"n\": 1.0, \"deep\": {\"a\": [1, 2], \"b\": \"\"}}"}]},{"role":"tool","text":"ok"}],"links":["call_1","other"]}"#;
     assert_eq!(record.to_json(), stored);
     assert_eq!(Record::from_json(stored).expect("it is a record"), record);
-    // Earlier versions stored no ids.
+    // A request without tool calls has no ids.
     assert!(Record::from_json(&stored.replace(r#""ids":"3738cfa975885c1a5896ba1f84392b51","#, "")).is_ok());
     history.add(2, &record, &said("Done.")).expect("the record fits");
     let next = canonical(&json!([user("Other."), {"role": "tool", "tool_call_id": "t", "name": "f", "content": "é"}]));
-    let stored = r#"{"head":"352bd266dae53c6e6a29244011cfa029","messages":[{"role":"user","text":"Other."},{"role":"tool","name":"f","text":"é"}]}"#;
+    let stored = r#"{"head":"352bd266dae53c6e6a29244011cfa029","messages":[{"role":"user","text":"Other."},{"role":"tool","name":"f","text":"é"}],"links":["t"]}"#;
     assert_eq!(history.record(&next).to_json(), stored);
     for damaged in [r#"{"head":"12"}"#, r#"{"messages":[]}"#, r#"{"head":"+52bd266dae53c6e6a29244011cfa029"}"#, "[]"] {
         assert!(Record::from_json(damaged).is_err(), "{damaged}");
     }
+}
+
+#[test]
+fn readers_get_all_that_is_kept_of_a_conversation() {
+    let first = History::default().record(&canonical(&json!([user("Start.")])));
+    let request = next(&echo(
+        "/content",
+        json!([{"type": "text", "text": "I look."}, {"type": "refusal", "refusal": "No.", "id": "1"}]),
+    ));
+    let second = one_call().record(&request);
+    let messages = chat_messages(vec![(first, said("Never sent.")), (second, said("Done."))]);
+    let arguments = r#"{"command": "ls", "n": 1.0, "deep": {"a": [1, 2], "b": ""}}"#;
+    let parts = json!([{"type": "text", "text": "I look."}, {"refusal": "No.", "type": "refusal"}]);
+    let call = json!({"id": "call_1", "type": "function", "function": {"name": "bash", "arguments": arguments}});
+    let expected = json!([
+        {"role": "user", "content": "Start."},
+        {"role": "assistant", "reasoning_content": "First.", "content": parts, "tool_calls": [call]},
+        {"role": "tool", "content": "ok", "tool_call_id": "other"},
+        {"role": "assistant", "content": "Done."},
+    ]);
+    assert_eq!(serde_json::from_str::<Value>(messages.get()).expect("it is JSON"), expected);
+    let request = canonical(&json!([{"role": "user", "name": "ann", "content": "Hello."}]));
+    let named = chat_messages(vec![(History::default().record(&request), said("Hi."))]);
+    assert!(named.get().starts_with(r#"[{"role":"user","name":"ann","content":"Hello."}"#), "{}", named.get());
 }
 
 #[test]

@@ -22,6 +22,7 @@ use crate::{
         breaks::{self, CallBreak},
         calls::{SessionCalls, circular, one_of_few},
         ending::{Ending, Finish, How},
+        messages,
         turns::{self, Assembled},
     },
 };
@@ -96,7 +97,13 @@ pub(super) async fn assemble(buffer: &Buffer, wanted: &Ending, session: &Session
                 policy: policy.policy.clone(),
                 teacher,
                 marks: Marks {
-                    of_session: session.notes.warnings().into_iter().chain(left_out).collect(),
+                    of_session: session
+                        .notes
+                        .warnings()
+                        .into_iter()
+                        .chain(left_out)
+                        .chain(assembled.marks.of_session.iter().cloned())
+                        .collect(),
                     ..assembled.marks.clone()
                 },
                 trajectory: trajectory(session, policy, wanted, assembled, metadata.clone()),
@@ -142,6 +149,7 @@ async fn from_calls(
     let mut teachers = vec![None; current.len()];
     let mut policies = Vec::with_capacity(current.len());
     let mut without_segments = Vec::new();
+    let mut keeps_messages = Vec::with_capacity(current.len());
     for (index, policy) in current.iter().enumerate() {
         let rules = turns::rules(buffer, &policy.policy).await?;
         match &wanted.how {
@@ -151,6 +159,7 @@ async fn from_calls(
             _ => {}
         }
         policies.push((policy.policy.clone(), rules.sessions.retries));
+        keeps_messages.push(rules.record.messages);
     }
     let _few = one_of_few().await?;
     let calls = SessionCalls::read(buffer, session.session_pk).await?;
@@ -166,6 +175,13 @@ async fn from_calls(
     let mut assembled = done.map_err(|_| circular(session.session_id))?;
     for index in without_segments {
         assembled[index] = dropped_whole(current[index]);
+    }
+    for (one, keeps) in assembled.iter_mut().zip(keeps_messages) {
+        let Some(last) = one.last.filter(|_| keeps) else { continue };
+        match messages::of_call(buffer, session.session_pk, last).await? {
+            Ok(found) => one.messages = Some(found),
+            Err(warning) => one.marks.of_session.push(warning),
+        }
     }
     let breaks: Vec<CallBreak> = assembled.iter_mut().flat_map(|one| std::mem::take(&mut one.breaks)).collect();
     let of_breaks = breaks::causes(buffer, session.session_pk, &calls, &breaks).await?;
@@ -247,6 +263,7 @@ fn trajectory(
         }
     }
     trajectory.segments = assembled.segments;
+    trajectory.messages = assembled.messages;
     trajectory
 }
 

@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// Calls whose texts are read at once.
-const TEXTS_PAGE: u32 = 64;
+pub(super) const TEXTS_PAGE: u32 = 64;
 
 /// The recorded calls of a session with their texts.
 #[derive(Debug)]
@@ -100,7 +100,7 @@ impl Buffer {
     }
 }
 
-fn unpacked(packed: &[u8], seq: u32, session: SessionPk) -> Result<String, StoreError> {
+pub(super) fn unpacked(packed: &[u8], seq: u32, session: SessionPk) -> Result<String, StoreError> {
     unpack_text(packed).map_err(|damage| StoreError::Corrupt(format!("call {seq} of session {session}: {damage}")))
 }
 

@@ -14,6 +14,7 @@ use forebay_domain::{
 };
 use forebay_store::{error::StoreError, ops::session::FindSession};
 use forebay_wire::{Retries, Segment, SessionAssembly};
+use serde_json::value::RawValue;
 use tracing::instrument;
 
 use crate::{
@@ -36,6 +37,10 @@ pub(super) struct Assembled {
     pub(super) segments: Vec<Segment>,
     pub(super) totals: SessionAssembly,
     pub(super) marks: Marks,
+    /// The number of the last trained call; none without segments.
+    pub(super) last: Option<u32>,
+    /// The conversation that ended with it, if the rules of the policy keep it.
+    pub(super) messages: Option<Box<RawValue>>,
     /// Where prompts do not continue the calls that they should have continued.
     pub(super) breaks: Vec<CallBreak>,
 }
@@ -106,6 +111,9 @@ impl SessionCalls {
         let segments: Vec<Segment> = assembly.chains.iter().map(|chain| calls.segment(chain)).collect();
         let breaks = assembly.breaks.iter().map(|found| of_policy.call_break(policy, found)).collect();
         let mut trained = assembly.chains.iter().flat_map(|chain| &chain.calls);
+        let last =
+            assembly.chains.iter().filter_map(|chain| chain.calls.last()).map(|&call| of_policy.stored[call].seq);
+        let last = last.max();
         let totals = of_policy.totals(&assembly, &segments);
         let marks = Marks {
             version_assumed: trained.any(|&call| of_policy.stored[call].columns.version_assumed),
@@ -113,7 +121,7 @@ impl SessionCalls {
             delivered_dropped: delivered_dropped(totals.dropped.retry, retries),
             of_session: Vec::new(),
         };
-        Ok(Assembled { segments, totals, marks, breaks })
+        Ok(Assembled { segments, totals, marks, last, messages: None, breaks })
     }
 
     /// The calls of a policy, and the breaks among them. The causes of the breaks are not known yet.

@@ -74,7 +74,7 @@ async fn service(engine_url: &str) -> TestService {
 async fn rows(client: &Client, policy: &str) -> Vec<Sample> {
     let request = BatchRequest { policy: Some(policy.to_owned()), wait_ms: Some(60_000), ..BatchRequest::default() };
     let batch = client.lease(&request).await.expect("the service answers").expect("a group becomes ready");
-    client.samples(&batch.batch_id).await.expect("the rows arrive")
+    client.samples(&batch.batch_id, &[]).await.expect("the rows arrive")
 }
 
 /// Asserts that every trained token has the log-probability that the trainer computes with the weights of its span.

@@ -1,9 +1,13 @@
-//! Why prompts do not continue earlier calls, for the reports about sessions: the messages of calls are compared, and ids
-//! are shown as text.
+//! What was said in the recorded calls of a session: why prompts do not continue earlier calls, for the reports about
+//! sessions, and the conversation that a rollout is kept with.
 
 use forebay_domain::ids::PolicyName;
-use forebay_gateway::canonical::{History, Record};
-use forebay_service::conversations::{Conversation, Conversations};
+use forebay_gateway::canonical::{self, History, Record};
+use forebay_service::{
+    conversations::{Conversation, Conversations},
+    session::texts::CallText,
+};
+use serde_json::value::RawValue;
 
 use crate::{histories, upstreams::Upstreams};
 
@@ -15,6 +19,22 @@ impl Conversations for Upstreams {
     fn text(&self, policy: &PolicyName, ids: &[i32]) -> Option<String> {
         let route = self.of_policy(policy).ok()?;
         Some(route.exact.as_ref()?.whole_text(ids))
+    }
+
+    fn follows(&self, request: &str) -> Option<u32> {
+        Record::from_json(request).ok()?.after()
+    }
+
+    fn messages(&self, calls: &[CallText]) -> Option<Box<RawValue>> {
+        let read = |call: &CallText| {
+            let record = Record::from_json(&call.request).map_err(|error| error.to_string())?;
+            let answer = histories::message(&call.response).map_err(|error| error.to_string())?;
+            Ok((record, answer))
+        };
+        let read: Result<Vec<_>, String> = calls.iter().map(read).collect();
+        read.map(canonical::chat_messages)
+            .inspect_err(|error| tracing::error!(error, "the messages of a stored call cannot be read"))
+            .ok()
     }
 }
 
