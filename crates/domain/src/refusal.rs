@@ -81,7 +81,10 @@ pub enum Refusal {
     #[error("the batch is already acked by step {0}")]
     AlreadyAcked(Step),
     /// The step is at or below the last checkpoint.
-    #[error("step {step} is settled: the last checkpoint is step {checkpoint}")]
+    #[error(
+        "step {step} is settled: the last checkpoint is step {checkpoint}. Number steps on from the saved ones, or begin a \
+         new run with POST /policies/{{policy}}/reset"
+    )]
     StepSettled {
         /// The step of the request.
         step: Step,

@@ -13,7 +13,7 @@ use super::{
         failing, flatness, is_near_bound, lost_group_share, lost_rollout_share, overdue, overdue_after, recent_steps,
         stale_mean, untaken_since,
     },
-    facts::{FILTER_FAILS, Facts, RULES_CHANGED, Window, median},
+    facts::{EqualRewards, FILTER_FAILS, Facts, RULES_CHANGED, Window, median},
     finding::{Cause, Numbers},
     sentence::{
         bytes, consumer, count, duration, duration_us, is, percent, plural, real, seconds, share, short_id, was, within,
@@ -366,6 +366,18 @@ fn discards(facts: &Facts, window: &Window, rule: &str, discarded: i64, ranking:
         // A history of less than a day does not pretend to be one.
         let long = if day.seconds >= DAY_S { "24 h".to_owned() } else { duration(day.seconds as f64) };
         let _ = write!(text, "; in the last {long} it was {}", percent(before));
+    }
+    if let Some(EqualRewards { of, best, worst, range }) = facts.equal_rewards(rule) {
+        numbers.extend([("equal_best", best as f64), ("equal_worst", worst as f64), ("equal_of", of as f64)]);
+        let _ = write!(
+            text,
+            ". Of its newest {}, {} have only the best reward, {} (solved), and {} only the worst, {} (never solved)",
+            plural(of, "group"),
+            count(best),
+            range.1,
+            count(worst),
+            range.0
+        );
     }
     let lacking = facts.lacking_groups();
     let weight = match ranking {

@@ -237,7 +237,7 @@ pub struct StepFacts {
 }
 
 /// A group that was opened lately.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct GroupFacts {
     /// Whether a claim found it over the staleness bound.
     pub is_stale: bool,
@@ -247,6 +247,37 @@ pub struct GroupFacts {
     pub filled_us: Option<i64>,
     /// Tokens of a rollout, on average; none while it is open.
     pub tokens_mean: Option<f64>,
+    /// The rule that discarded it.
+    pub discarded_by: Option<String>,
+    /// The least and the greatest reward.
+    pub rewards: Option<(f64, f64)>,
+}
+
+/// Discarded groups whose rewards are all equal, by what the reward is beside those of other groups.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct EqualRewards {
+    /// Groups of the newest ones that the rule discarded.
+    pub(super) of: i64,
+    /// Those in which all rewards are the best.
+    pub(super) best: i64,
+    /// Those in which all rewards are the worst.
+    pub(super) worst: i64,
+    /// The worst and the best reward of the newest groups.
+    pub(super) range: (f64, f64),
+}
+
+impl Facts {
+    /// Whether the groups that a rule discarded were all solved or all failed, as far as their rewards tell: none if no
+    /// discarded group has equal rewards, or if all groups have the same.
+    pub(super) fn equal_rewards(&self, rule: &str) -> Option<EqualRewards> {
+        let rewards = self.groups.iter().filter_map(|group| group.rewards);
+        let range = rewards.reduce(|(least, greatest), (low, high)| (least.min(low), greatest.max(high)))?;
+        let of_rule = || self.groups.iter().filter(|group| group.discarded_by.as_deref() == Some(rule));
+        let all_are = |reward: f64| of_rule().filter(|group| group.rewards == Some((reward, reward))).count() as i64;
+        let found =
+            EqualRewards { of: of_rule().count() as i64, best: all_are(range.1), worst: all_are(range.0), range };
+        (range.0 < range.1 && found.best + found.worst > 0).then_some(found)
+    }
 }
 
 /// The weights of a policy.

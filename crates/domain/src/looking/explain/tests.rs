@@ -178,6 +178,21 @@ fn a_filter_that_discards_starves_the_trainer() {
         "zero-variance discards 97% of decided groups (232 of 240 in 15 min); in the last 24 h it was 18%. At this rate the \
          batch takes 24 min 23 s, without it 49 s"
     );
+    // Whether these tasks are too easy or too hard is what to know next.
+    let group = |rule: Option<&str>, low: f64, high: f64| GroupFacts {
+        discarded_by: rule.map(str::to_owned),
+        rewards: Some((low, high)),
+        ..GroupFacts::default()
+    };
+    let rule = Some("zero-variance");
+    facts.groups = vec![group(rule, 1.0, 1.0), group(rule, 1.0, 1.0), group(rule, 0.0, 0.0), group(None, 0.0, 1.0)];
+    let told = &explain(&facts).causes[0];
+    let equal =
+        "Of its newest 3 groups, 2 have only the best reward, 1 (solved), and 1 only the worst, 0 (never solved)";
+    assert!(told.text.contains(equal), "{told:#?}");
+    assert_eq!([told.numbers["equal_best"], told.numbers["equal_worst"], told.numbers["equal_of"]], [2.0, 1.0, 3.0]);
+    facts.groups = vec![group(rule, 1.0, 1.0)];
+    assert!(!explain(&facts).causes[0].text.contains("newest"), "one reward says nothing about the task");
     assert!((1_462.0..1_463.5).contains(&cause.numbers["eta_s"]), "{cause:#?}");
     assert_eq!(cause.see.as_deref(), Some("./groups?policy=math&state=discarded&reason=zero%2Dvariance&order=newest"));
     // What is not the reason is said.
@@ -235,8 +250,12 @@ fn a_starved_trainer_has_its_other_causes() {
         assert!(with(change).contains(code), "{code}");
     }
     let slow = with(|facts| {
-        let group =
-            GroupFacts { is_stale: false, is_batched: true, filled_us: Some(600_000_000), tokens_mean: Some(1_000.0) };
+        let group = GroupFacts {
+            is_batched: true,
+            filled_us: Some(600_000_000),
+            tokens_mean: Some(1_000.0),
+            ..GroupFacts::default()
+        };
         facts.groups = vec![group; 5];
     });
     assert!(slow.contains("groups-fill-slowly"), "{slow:?}");
@@ -376,8 +395,12 @@ fn groups_that_go_stale_are_a_state_with_hints() {
     facts.windows.hour.stale = 192;
     facts.version.step = Some(96);
     facts.windows.hour.assumed = 4_000;
-    let group =
-        |is_stale, tokens| GroupFacts { is_stale, is_batched: !is_stale, filled_us: None, tokens_mean: Some(tokens) };
+    let group = |is_stale, tokens| GroupFacts {
+        is_stale,
+        is_batched: !is_stale,
+        tokens_mean: Some(tokens),
+        ..GroupFacts::default()
+    };
     facts.groups = vec![group(true, 9_000.0), group(true, 9_000.0), group(true, 9_000.0)];
     facts.groups.extend([group(false, 1_000.0), group(false, 1_000.0), group(false, 1_000.0)]);
     check(&facts, State::Stale, Some("version-lags"), "20% of groups went stale in 1 h: 192 of 960 (bound 4)");

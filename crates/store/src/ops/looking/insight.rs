@@ -186,7 +186,7 @@ async fn lacking(read: &ReadFacts, tx: &mut Tx<'_>) -> Result<Vec<u32>, StoreErr
 async fn groups(tx: &mut Tx<'_>, policy: PolicyPk) -> Result<Vec<GroupFacts>, StoreError> {
     const SELECT_NEWEST_GROUPS: Statement = Statement::new(
         "-- select_newest_groups
-        SELECT state, opened_us, decided_us, tokens, kept + masked AS rollouts
+        SELECT state, reason, opened_us, decided_us, tokens, kept + masked AS rollouts, reward_min, reward_max
         FROM rollout_group
         WHERE policy_pk = $1 AND group_pk < $2
         ORDER BY group_pk DESC
@@ -198,11 +198,15 @@ async fn groups(tx: &mut Tx<'_>, policy: PolicyPk) -> Result<Vec<GroupFacts>, St
         let opened: Timestamp = row.get("opened_us")?;
         let decided = row.get::<Option<Timestamp>>("decided_us")?;
         let (tokens, rollouts): (i64, i64) = (row.get("tokens")?, row.get("rollouts")?);
+        let reason: Option<String> = row.get("reason")?;
+        let rewards: (Option<f64>, Option<f64>) = (row.get("reward_min")?, row.get("reward_max")?);
         groups.push(GroupFacts {
             is_stale: state == GroupState::Stale,
             is_batched: state == GroupState::Batched,
             filled_us: decided.map(|decided| decided.micros_since(opened).max(0)),
             tokens_mean: (decided.is_some() && rollouts > 0).then(|| tokens as f64 / rollouts as f64),
+            discarded_by: reason.filter(|_| state == GroupState::Discarded),
+            rewards: rewards.0.zip(rewards.1),
         });
     }
     Ok(groups)
