@@ -10,6 +10,9 @@ from ._wire import Problem, Verdict, Violation
 class ForebayError(Exception):
     """The base of all errors of a call. No error ever contains a key."""
 
+    way_out: ClassVar[str] = ""
+    """What to do about it in Python, where the service can only name its own fields."""
+
     def __init__(
         self,
         message: str,
@@ -43,6 +46,7 @@ class ForebayError(Exception):
             call
             + self.message
             + request
+            + (f"\n  {self.way_out}" if self.way_out else "")
             + "".join(f"\n  {violation.pointer or '/'}: {violation.detail}" for violation in self.violations)
         )
 
@@ -265,6 +269,10 @@ class StepSettled(Conflict):
     """The step is at or below the last checkpoint."""
 
     types = ("step-settled",)
+    way_out = (
+        "Go on with the numbers of the saved steps: Trainer(..., last_saved=STEP). To train from the beginning, "
+        "call reset(policy) of the client before."
+    )
 
 
 class StepUnknown(Conflict):
@@ -283,6 +291,10 @@ class LineageGap(Conflict):
     """A resume would skip settled or purged data."""
 
     types = ("lineage-gap",)
+    way_out = (
+        "Pass last_saved=STEP, the step that your weights were saved at. To train from the beginning, call "
+        "reset(policy) of the client before; to go on without the data that is gone, pass force=True."
+    )
 
 
 class VersionConflict(Conflict):

@@ -83,6 +83,13 @@ pub(crate) struct DemoArgs {
 
 /// Serves, plays and learns until the time is over.
 pub(crate) fn demo(args: &DemoArgs) -> anyhow::Result<()> {
+    if let Some(listen) = args.listen.filter(|listen| !listen.ip().is_loopback()) {
+        bail!(
+            "{listen} can be reached from other machines, and the demo has no keys. To look at it from another machine, let \
+             it listen on 127.0.0.1:{port} and forward the port: ssh -L {port}:127.0.0.1:{port} HOST",
+            port = if listen.port() == 0 { 8080 } else { listen.port() }
+        );
+    }
     let folder = tempfile::Builder::new().prefix("forebay-demo-").tempdir().context("no temporary folder")?;
     let runtime = tokio::runtime::Runtime::new().context("cannot start the async runtime")?;
     let outcome = runtime.block_on(serve_and_play(args, folder.path()));

@@ -76,6 +76,7 @@ pub(crate) fn serve(args: ServeArgs) -> anyhow::Result<()> {
 
 async fn serve_until_stopped(args: ServeArgs) -> anyhow::Result<()> {
     let mut config = Config::load(args.config.as_deref()).context("the configuration cannot be used")?;
+    let keys_options = keys_options(args.config.as_deref(), args.database.as_deref());
     config.listen = args.listen.unwrap_or(config.listen);
     config.database = args.database.map_or(config.database, Into::into);
     config.payloads.kind = args.payloads.or(config.payloads.kind);
@@ -96,6 +97,7 @@ async fn serve_until_stopped(args: ServeArgs) -> anyhow::Result<()> {
     let start = Start {
         adopt_objects: args.adopt_objects,
         insecure: args.insecure,
+        keys_options,
         port_file: args.port_file,
         hangups: Some(hangups),
     };
@@ -107,6 +109,8 @@ async fn serve_until_stopped(args: ServeArgs) -> anyhow::Result<()> {
 pub(super) struct Start {
     pub(super) adopt_objects: bool,
     pub(super) insecure: bool,
+    /// What `forebay keys` must be given to find the same database.
+    pub(super) keys_options: String,
     pub(super) port_file: Option<PathBuf>,
     /// The signals at which certificates are read again.
     pub(super) hangups: Option<Signal>,
@@ -115,11 +119,11 @@ pub(super) struct Start {
 /// Serves until `shutdown` completes.
 pub(super) async fn serve_until(
     config: Config,
-    start: Start,
+    mut start: Start,
     shutdown: impl Future<Output = ()>,
 ) -> anyhow::Result<()> {
     let tls = config.tls.map(Tls::load).transpose().context("TLS cannot be used")?.map(Arc::new);
-    if let Some(hangups) = start.hangups {
+    if let Some(hangups) = start.hangups.take() {
         tokio::spawn(reload_at(hangups, tls.clone()));
     }
     let listener = bind(&config.listen).await?;
@@ -156,7 +160,7 @@ pub(super) async fn serve_until(
     let keyring = Keyring::start(opened.store, clock, required).await.context("the keys cannot be read")?;
     let keyring = Arc::new(keyring);
     for address in addresses {
-        check_reach(address, config.access.required || keyring.has_keys(), tls.is_some(), start.insecure)?;
+        check_reach(address, config.access.required || keyring.has_keys(), tls.is_some(), &start)?;
     }
     let policies = count_policies(&buffer).await.context("the policies cannot be read")?;
     let access = Access { keyring: Arc::clone(&keyring), hosts: config.access.hosts.into() };
@@ -257,16 +261,28 @@ async fn bind_facades(configs: Vec<FacadeConfig>) -> anyhow::Result<Vec<FacadeSe
     Ok(facades)
 }
 
+/// The options of this command that `forebay keys` needs as well. The URL of a server may have a password, which is not
+/// printed.
+fn keys_options(config: Option<&Path>, database: Option<&str>) -> String {
+    let config = config.map(|path| format!(" --config {}", path.display()));
+    let database = database.map(|url| match url.split_once(':') {
+        Some(("sqlite", _)) => format!(" --database {url}"),
+        _ => " --database URL".to_owned(),
+    });
+    config.into_iter().chain(database).collect()
+}
+
 /// Refuses to serve other machines while no keys exist, unless `--insecure` is given. No connection has been accepted
 /// yet.
-fn check_reach(address: SocketAddr, has_keys: bool, is_encrypted: bool, insecure: bool) -> anyhow::Result<()> {
+fn check_reach(address: SocketAddr, has_keys: bool, is_encrypted: bool, start: &Start) -> anyhow::Result<()> {
     if is_loopback(&address) {
         return Ok(());
     }
-    if !has_keys && !insecure {
+    if !has_keys && !start.insecure {
         bail!(
             "{address} can be reached from other machines, and there are no keys: create one with \
-             `forebay keys create --role admin --name NAME`, listen on 127.0.0.1, or add --insecure"
+             `forebay keys create --role admin --name NAME{}`, listen on 127.0.0.1, or add --insecure",
+            start.keys_options
         );
     }
     if !has_keys {

@@ -61,9 +61,10 @@ impl Failure {
 
     pub fn violations(mut self, violations: Vec<Violation>) -> Self {
         let violations = bounded(violations, ERRORS_BYTES_MAX);
-        if let [only] = violations.as_slice() {
-            let at = if only.pointer.is_empty() { String::new() } else { format!("{}: ", only.pointer) };
-            self.problem.detail = Some(shortened(format!("{at}{}", only.detail)));
+        if let [first, others @ ..] = violations.as_slice() {
+            let at = if first.pointer.is_empty() { String::new() } else { format!("{}: ", first.pointer) };
+            let more = if others.is_empty() { String::new() } else { format!("; {} more in `errors`", others.len()) };
+            self.problem.detail = Some(shortened(format!("{at}{}{more}", first.detail)));
         }
         self.problem.errors = violations;
         self

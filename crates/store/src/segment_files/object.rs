@@ -121,6 +121,14 @@ pub(crate) fn check_url(url: &str) -> Result<Url, String> {
     }
 }
 
+/// The endpoint of the environment, with the name of the variable, if keys and payloads would be sent to it in plain text.
+/// The client refuses that, too, but at the first request and without saying what allows it.
+fn endpoint_without_tls() -> Option<(&'static str, String)> {
+    let of = |variable| Some((variable, std::env::var(variable).ok()?));
+    let endpoint = ["AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"].into_iter().find_map(of);
+    endpoint.filter(|(_, endpoint)| endpoint.starts_with("http://"))
+}
+
 impl Objects {
     /// Opens the store that a URL names. Credentials, regions and endpoints are those of the environment.
     /// Payloads that were written or read lately take at most `cache_bytes` of memory.
@@ -136,6 +144,12 @@ impl Objects {
             ObjectStoreScheme::Local => Arc::new(LocalFileSystem::new().with_fsync(true)),
             ObjectStoreScheme::AmazonS3 => {
                 let allows_http = std::env::var("AWS_ALLOW_HTTP").is_ok_and(|value| value == "true");
+                if !allows_http && let Some((variable, endpoint)) = endpoint_without_tls() {
+                    return Err(format!(
+                        "the endpoint {endpoint} of {variable} is not encrypted: use https, or set AWS_ALLOW_HTTP=true in a \
+                         network that you trust"
+                    ));
+                }
                 let client = client.with_allow_http(allows_http);
                 let builder = AmazonS3Builder::from_env().with_url(url.as_str());
                 Arc::new(builder.with_client_options(client).with_retry(retry).build().map_err(failed)?)
