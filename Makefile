@@ -7,7 +7,7 @@ RELEASE = $${CARGO_TARGET_DIR:-target}/release
 $(foreach variable,NAME ONLY TESTS SEED,$(if $(filter environment,$(origin $(variable))),$(eval $(variable) :=)))
 
 .PHONY: help run check test endure demo examples lint generate bench outside fuzz audit wheel
-.PHONY: test-all test-service test-console test-python test-trainer release libtorch fuzz-parsers fuzz-api
+.PHONY: cost test-all test-service test-console test-python test-trainer release libtorch fuzz-parsers fuzz-api
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,17 +54,24 @@ test-trainer: libtorch
 endure: ## Run the long versions of the tests and print a table of their counts: kills, power cuts, histories, the model, growth; hours; SEED=7, TESTS="model::"
 	CARGO="$(CARGO)" ./scripts/endure --seed $(or $(SEED),7) $(TESTS)
 
-demo: libtorch ## Train a small model from random weights with the service, an engine, an agent and the trainer; NAME=exam_swarm trains another agent of examples/, RUN="--seed 2" are options
+demo: cost libtorch ## Train a small model from random weights with the service, an engine, an agent and the trainer; NAME=exam_swarm trains another agent of examples/, RUN="--seed 2" are options
 	$(CARGO) build --release -p forebay-trainer
 	$(CARGO) build --release --bin forebay
 	$(PYTHON_ENV) examples) && FOREBAY_BIN=$(RELEASE)/forebay PYTHONPATH=python \
 		$$python -m forebay.run examples/$(or $(NAME),demo).toml $(RUN)
 
-examples: libtorch ## Train all agents of examples/ and print a table; NAMES="memagent exam_swarm", SEEDS=1,2,3, RUN="--chaos agent:15"
+examples: cost libtorch ## Train all agents of examples/ and print a table; NAMES="memagent exam_swarm", SEEDS=1,2,3, RUN="--chaos agent:15"
 	$(CARGO) build --release -p forebay-trainer
 	$(CARGO) build --release --bin forebay
 	$(PYTHON_ENV) examples) && FOREBAY_BIN=$(RELEASE)/forebay PYTHONPATH=python \
 		$$python scripts/examples $(NAMES) --seeds $(or $(SEEDS),1) $(RUN)
+
+# What the first build costs is said before it begins.
+cost:
+	@[ -x $(RELEASE)/forebay-trainer ] || printf '%s\n' \
+		'The first time, this builds the service and the trainer for release. It needs Rust, a C and a C++ compiler and' \
+		'Python 3.10 or newer with venv, fetches 535 MB (libtorch), and took 48 minutes on two cores that were busy as well.' \
+		'`forebay demo` shows agents and learners at work without the trainer, libtorch and Python.'
 
 lint: ## Check formatting, run the lints and build the documentation of the code
 	$(CARGO) fmt --all --check

@@ -9,11 +9,14 @@ import itertools
 import json
 import os
 import random
+import re
+import shlex
 import signal
 import subprocess
 import sys
 import threading
 import time
+import urllib.request
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -459,6 +462,21 @@ def test_the_picture_shows_criteria_and_the_mean_that_is_judged(folder: Path) ->
     assert single.bounds == {"gold": [0.95, 2.0]}
 
 
+def test_a_criterion_that_can_no_longer_hold_is_said_as_soon_as_that_is_certain(folder: Path) -> None:
+    with forebay.Client("http://127.0.0.1:9") as client:
+        progress = Progress(settings.read(folder / "run.toml"), {"solver": folder}, client)
+        curve = progress.curves["solver"]
+        for step in range(1, 9):
+            # Rollouts of an early version may still arrive.
+            assert progress.lost() is None
+            curve.steps.append({"step": step, "version": step})
+            curve.versions[step] = {"gold": (4.0, 4)}
+        lost = progress.lost()
+        assert lost is not None and "gold of its first 2 steps was 1.000" in lost and "less than 0.9" in lost
+        curve.versions[1] = {"gold": (0.0, 4)}
+        assert progress.lost() is None
+
+
 def test_axes_have_round_numbers() -> None:
     assert picture.ticks(0, 1) == [0, 0.2, 0.4, 0.6, 0.8, 1.0]
     assert picture.ticks(-1.1, 1) == [-1.0, -0.5, 0.0, 0.5, 1.0]
@@ -629,7 +647,7 @@ def test_the_program_gets_the_address_of_the_engine(folder: Path, monkeypatch: p
 def test_agents_find_sessions_at_the_same_address_when_the_service_is_started_again(folder: Path) -> None:
     found = settings.read(changed(folder, "[task]", "[service]\nsessions = true\n[task]"))
     with contextlib.closing(Output(folder / "out", {}, resume=False)) as output:
-        made = programs.service(found, output, "127.0.0.1:0", {"local": "http://127.0.0.1:5"})
+        made = programs.service(found, output, "127.0.0.1:0", {"local": "http://127.0.0.1:5"}, {})
     config = tables.load(Path(made.command[-1]))
     host, _, port = config["sessions"]["listen"].partition(":")
     assert (host, [upstream["name"] for upstream in config["upstream"]]) == ("127.0.0.1", ["solver"])
@@ -642,6 +660,26 @@ def test_criteria_that_do_not_hold_are_status_1(folder: Path, command: Callable[
     output, _ = run.communicate(timeout=60)
     assert run.returncode == 1, output
     assert "not passed" in output
+
+
+def test_the_page_of_the_service_stays_open_after_a_run(folder: Path, command: Callable[..., Any]) -> None:
+    run = command("--keep-serving")
+    said: list[str] = []
+    for line in run.stdout:
+        said.append(line)
+        if found := re.search(r"the page of the service is at (\S+) until Ctrl-C", line):
+            break
+    else:
+        pytest.fail("".join(said))
+    assert any("passed" in line for line in said), "the result is printed before"
+    with urllib.request.urlopen(found[1], timeout=60) as page:
+        assert b"<title>" in page.read()
+    run.send_signal(signal.SIGINT)
+    output, _ = run.communicate(timeout=60)
+    assert run.returncode == 0, output
+    again = shlex.split(output.partition("to look at its page again: ")[2])
+    config, database = Path(again[again.index("--config") + 1]), again[again.index("--database") + 1]
+    assert (folder / config).exists() and (folder / database.removeprefix("sqlite:")).exists()
 
 
 def test_a_run_that_was_stopped_goes_on(folder: Path, command: Callable[..., Any]) -> None:

@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 from ..errors import ForebayError
-from . import compose, roles, settings
+from . import compose, programs, roles, settings
 from .output import Output
 from .processes import RunFailed
 from .program import read_data
@@ -67,6 +67,9 @@ def command_line() -> argparse.ArgumentParser:
     parser.add_argument("--minutes", type=float, help="instead of the time limit of the run file")
     parser.add_argument("--out", type=Path, help="folder of all files (default: data/runs/NAME-SEED)")
     parser.add_argument("--resume", action="store_true", help="go on with the run in this folder")
+    parser.add_argument(
+        "--keep-serving", action="store_true", help="keep the page of the service open after the run, until Ctrl-C"
+    )
     parser.add_argument("--engine", metavar="URL", help="use an engine that runs at this address, and start none")
     parser.add_argument(
         "--chaos", type=_chaos, metavar="KIND:SECONDS",
@@ -86,8 +89,9 @@ def command_line() -> argparse.ArgumentParser:
 
 
 WITHOUT = {
-    "written_as": ("seeds", "out", "resume", "chaos", "only"),
-    "only": ("seeds", "resume", "chaos", "engine"),
+    "written_as": ("seeds", "out", "resume", "chaos", "only", "keep_serving"),
+    "only": ("seeds", "resume", "chaos", "engine", "keep_serving"),
+    "seeds": ("keep_serving",),
 }
 """Options that have no meaning beside another one."""
 
@@ -96,7 +100,8 @@ def _check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None
     for option, others in WITHOUT.items():
         for other in others:
             if getattr(options, option) and getattr(options, other):
-                parser.error(f"--{option.removeprefix('written_')} and --{other} cannot be used together")
+                names = [name.removeprefix("written_").replace("_", "-") for name in (option, other)]
+                parser.error(f"--{names[0]} and --{names[1]} cannot be used together")
     if options.to is not None and options.written_as is None:
         parser.error("-o is the file of --as")
 
@@ -166,10 +171,13 @@ def _run(options: argparse.Namespace, seed: int | None) -> Result:
     say = _sayer(output)
     try:
         say(f"{found.name}, seed {found.seed}{', goes on' if output.is_resumed else ''}")
-        result = Runner(found, output, say, profile=options.profile, chaos=options.chaos).run()
+        runner = Runner(found, output, say, profile=options.profile, chaos=options.chaos)
+        result = runner.run(_print, keep_serving=options.keep_serving)
     finally:
         output.close()
-    _print(result)
+    if found.url is None:
+        command = programs.serve_again(found, output)
+        print(f"to look at its page again: {command}", flush=True)
     return result
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import socket
 import sys
@@ -19,6 +20,8 @@ from .tables import dump, merged, nested
 
 GIVEN = ("server", "policy", "consumer", "model", "output")
 """Keys of a trainer's configuration that the runner gives."""
+
+SERVICE_CONFIG = "service.toml"
 
 TRAINER_DEFAULTS: dict[str, Any] = {
     # The next batch is leased only when the last one is done, so that batches do not become older while they wait.
@@ -52,16 +55,31 @@ def free_address() -> str:
         return f"127.0.0.1:{listener.getsockname()[1]}"
 
 
-def service(settings: Settings, output: Output, listen: str, engines: dict[str, str]) -> Process:
-    """The service. With sessions, it forwards the calls of agents to the engines."""
+def service(
+    settings: Settings, output: Output, listen: str, engines: dict[str, str], models: dict[str, Path]
+) -> Process:
+    """The service. With sessions, it forwards the calls of agents to the engines. Its page shows text where the models
+    have tokenizers."""
     command = [find_binary(), "serve", "--listen", listen, "--port-file", str(output.folder / "address")]
-    command += ["--database", settings.database.replace("{output}", str(output.folder))]
+    command += ["--database", _database(settings, output)]
+    files = {name: (folder / "tokenizer.json").absolute() for name, folder in models.items()}
+    config = dump({"console": {"tokenizers": {name: str(file) for name, file in files.items() if file.exists()}}})
     if settings.sessions:
         urls = {engine.name: engine.urls or [engines[engine.name]] for engine in settings.engines}
         # The address stays the same when the service is started again, because the agents of open sessions know it.
-        config = sessions(settings, urls, {"listen": free_address()}, {})
-        command += ["--config", str(output.write("service.toml", config))]
+        config += sessions(settings, urls, {"listen": free_address()}, {})
+    command += ["--config", str(output.write(SERVICE_CONFIG, config))]
     return Process(name="service", kind="service", command=command, log=output.log("service"))
+
+
+def serve_again(settings: Settings, output: Output) -> str:
+    """The command that opens the service of a run again, to look at what it has stored."""
+    config = str(output.folder / SERVICE_CONFIG)
+    return shlex.join([find_binary(), "serve", "--config", config, "--database", _database(settings, output)])
+
+
+def _database(settings: Settings, output: Output) -> str:
+    return settings.database.replace("{output}", str(output.folder))
 
 
 def sessions(settings: Settings, urls: dict[str, list[str]], table: dict[str, Any], upstream: dict[str, str]) -> str:

@@ -162,6 +162,20 @@ class Progress:
         judged = self.judged()
         return bool(judged) and all(each.is_passed for each in judged)
 
+    def lost(self) -> str | None:
+        """Why a criterion can no longer hold, or None: what the first steps had does not change any more."""
+        for criterion in self._settings.passes:
+            if criterion.first_below is None:
+                continue
+            for each in self._judge(criterion):
+                if each.steps >= criterion.window + LATE_VERSIONS and each.first >= criterion.first_below:
+                    return (
+                        f"{each.policy} cannot pass any more: {each.series} of its first {criterion.window} steps was "
+                        f"{each.first:.3f}, and the criterion wants less than {criterion.first_below:g}. The task was "
+                        "too easy for the model that training began with: make it harder, or leave `first_below` out"
+                    )
+        return None
+
     def _ends(self, name: str, criterion: Pass) -> tuple[Ends, Ends]:
         """The ends of the series that is judged, and those of the reward at the same steps."""
         points = self.curves[name].series(criterion.series)

@@ -6,6 +6,7 @@ import contextlib
 import json
 import random
 import subprocess
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -92,13 +93,21 @@ class Runner:
         self._started = time.monotonic()
         self._memory = 0
 
-    def run(self) -> Result:
-        """Runs until the criteria hold, all trainers are done, or the time is over. Everything is stopped then."""
+    def run(self, judged: Callable[[Result], None] = lambda _: None, *, keep_serving: bool = False) -> Result:
+        """Runs until the criteria hold, all trainers are done, or the time is over. Everything is stopped then, but the
+        service goes on with `keep_serving` until a KeyboardInterrupt. `judged` is called with the result before."""
         try:
             client = self._start_service()
             with client:
                 self._start(client)
-                return self._judge(client, self._done, TICK_S)
+                result = self._judge(client, self._done, TICK_S)
+                judged(result)
+                if keep_serving:
+                    self._supervisor.stop(STOPPED_IN_ORDER[:-1])
+                    self._say(f"the page of the service is at {client.url} until Ctrl-C")
+                    with contextlib.suppress(KeyboardInterrupt):
+                        threading.Event().wait()
+                return result
         finally:
             self._supervisor.stop(STOPPED_IN_ORDER)
 
@@ -166,7 +175,9 @@ class Runner:
             return Client(self._settings.url)
         # A service that is started again has the same address, which agents and trainers know.
         address = programs.free_address()
-        service = programs.service(self._settings, self._output, address, self._engines)
+        # They are made before, because the service shows tokens as text with their tokenizers.
+        models = self._models(load_world(self._settings.task.world).ALPHABET)
+        service = programs.service(self._settings, self._output, address, self._engines, models)
         (self._output.folder / "address").unlink(missing_ok=True)
         self._supervisor.start(service)
         client = Client(f"http://{address}")
@@ -230,6 +241,8 @@ class Runner:
                 self._show(progress, client)
                 if progress.is_passed() and self._is_passed_now(progress):
                     return "the criteria hold"
+                if (lost := progress.lost()) is not None:
+                    return lost
             if finished and len(finished) == len(self._trained()):
                 return "all steps are trained"
             if self._chaos is not None and now - killed >= self._chaos.every_s:
