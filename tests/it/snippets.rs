@@ -52,8 +52,9 @@ const NOT_RUN: &[(&str, &str, &str)] = &[
     ("docs/trainers.md", "make demo ", "trains for minutes and needs libtorch"),
 ];
 
-/// Documents of the Python package, whose blocks `python/tests/test_documents.py` runs.
-const OF_PYTHON: &str = "docs/python";
+/// Documents of the Python package, whose blocks `python/tests/test_documents.py` runs, and the recipes, whose programs need
+/// an engine, so that `python/tests/test_recipes.py` runs them.
+const OF_PYTHON: [&str; 2] = ["docs/python", "docs/recipes/"];
 
 /// A block of code in a document.
 #[derive(Debug)]
@@ -70,6 +71,10 @@ impl Block {
         format!("{}:{}", self.document, self.line)
     }
 
+    fn is_of_python(&self) -> bool {
+        OF_PYTHON.iter().any(|start| self.document.starts_with(start))
+    }
+
     fn is_not_run(&self, (document, start, _): &(&str, &str, &str)) -> bool {
         self.document == *document && self.text.starts_with(start)
     }
@@ -79,9 +84,9 @@ pub(crate) fn repository() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR"))
 }
 
-/// Every document: of the repository's root, of `docs`, and of the other crates.
+/// Every document: of the repository's root, of `docs` with its recipes, and of the other crates.
 pub(crate) fn documents() -> Vec<String> {
-    let folders = ["", "docs", "crates/client", "trainer", "fuzz", "configs", "scripts"];
+    let folders = ["", "docs", "docs/recipes", "crates/client", "trainer", "fuzz", "configs", "scripts"];
     let mut documents: Vec<String> = folders
         .iter()
         .filter_map(|folder| Some((folder, fs::read_dir(repository().join(folder)).ok()?)))
@@ -120,8 +125,7 @@ fn blocks(document: &str) -> Vec<Block> {
 
 /// The blocks of a document that are run.
 fn run_blocks(document: &str) -> impl Iterator<Item = Block> {
-    let is_run =
-        |block: &Block| !block.document.starts_with(OF_PYTHON) && !NOT_RUN.iter().any(|entry| block.is_not_run(entry));
+    let is_run = |block: &Block| !block.is_of_python() && !NOT_RUN.iter().any(|entry| block.is_not_run(entry));
     blocks(document).into_iter().filter(is_run)
 }
 
@@ -298,7 +302,7 @@ fn every_block_names_a_language_that_can_be_run_and_every_exception_is_needed() 
         // slime is configured in YAML. These blocks are settings and are not run. Those of JavaScript are compared with
         // the programs of `make outside NAME=clients`.
         let is_known = ["sh", "python", "toml"].contains(&block.language.as_str())
-            || block.document.starts_with(OF_PYTHON) && block.language == "yaml"
+            || block.is_of_python() && block.language == "yaml"
             || block.document == "docs/connect.md" && block.language == "js"
             // The diagrams of states, which a test of the domain compares with the code.
             || block.document == "ARCHITECTURE.md" && block.language == "mermaid";

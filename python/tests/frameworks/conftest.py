@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 
 NEEDS = {
+    "test_ddp.py": "torch",
     "test_exports.py": "trl",
     "test_guides.py": "trl",
     "test_readers.py": "fastparquet",
