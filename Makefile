@@ -41,6 +41,9 @@ test-console:
 test-python:
 	$(CARGO) build --bin forebay
 	./scripts/python-env trackers > /dev/null
+	./scripts/helm-bin > /dev/null
+	./scripts/proxy-bin nginx > /dev/null
+	./scripts/proxy-bin haproxy > /dev/null
 	$(PYTHON_ENV) package) && \
 	$$python -m ruff format --check && $$python -m ruff check && $$python -m basedpyright --warnings && $$python -m pytest
 	$(PYTHON_ENV) oldest) && cd python/tests && $$python -m pytest test_http.py test_tls.py test_bodies.py test_service.py
