@@ -89,6 +89,16 @@ def test_links_lead_to_files_and_ids_of_the_site(site: Path, pages: dict[Path, P
     assert count > 1_000
 
 
+def test_no_mark_of_markdown_is_left_in_the_text(site: Path, pages: dict[Path, Page]) -> None:
+    """A line of a paragraph that begins with `*` or a number is a list, also inside a code span, and breaks the span."""
+    left: list[str] = []
+    for path, page in pages.items():
+        (article,) = re.findall(r"<article.*?</article>", page.text, re.DOTALL) or [""]
+        text = re.sub(r"<(pre|code)\b.*?</\1>|<[^>]+>", "", article, flags=re.DOTALL)
+        left += [f"{path.relative_to(site)}: {line}" for line in text.splitlines() if re.search(r"`|\*\*|\]\(", line)]
+    assert left == []
+
+
 def test_nothing_is_loaded_from_other_hosts(site: Path, pages: dict[Path, Page]) -> None:
     foreign = [
         f"{path.relative_to(site)}: {address}"
