@@ -90,7 +90,7 @@ def test_links_lead_to_files_and_ids_of_the_site(site: Path, pages: dict[Path, P
 
 
 def test_no_mark_of_markdown_is_left_in_the_text(site: Path, pages: dict[Path, Page]) -> None:
-    """A line of a paragraph that begins with `*` or a number is a list, also inside a code span, and breaks the span."""
+    """A line of a paragraph that begins with `*` is a list, also inside a code span, and breaks the span."""
     left: list[str] = []
     for path, page in pages.items():
         (article,) = re.findall(r"<article.*?</article>", page.text, re.DOTALL) or [""]
