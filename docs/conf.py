@@ -2,7 +2,8 @@
 
 The sources are the documents as they are, at their places in the checkout, so that the same relative links work on a
 forge and on the site. The navigation is the list of docs/README.md. A link to a file that is no page becomes a copy of
-the file. Three things that Sphinx has no page for are changed before it reads a document (`read`).
+the file. `read` changes what Sphinx has no form for: the list, which becomes the navigation, links to folders, and
+diagrams that a forge draws.
 """
 
 from __future__ import annotations
