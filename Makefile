@@ -6,7 +6,7 @@ RELEASE = $${CARGO_TARGET_DIR:-target}/release
 # Only values on the command line count, because shells have variables with these names, such as NAME in WSL.
 $(foreach variable,NAME ONLY TESTS SEED,$(if $(filter environment,$(origin $(variable))),$(eval $(variable) :=)))
 
-.PHONY: help run check test endure demo examples lint generate bench outside fuzz audit wheel
+.PHONY: help run check test endure demo examples lint generate docs bench outside fuzz audit wheel
 .PHONY: cost test-all test-service test-console test-python test-trainer release libtorch fuzz-parsers fuzz-api
 
 help: ## Print this list
@@ -44,6 +44,7 @@ test-python:
 	./scripts/helm-bin > /dev/null
 	./scripts/proxy-bin nginx > /dev/null
 	./scripts/proxy-bin haproxy > /dev/null
+	./scripts/python-env site > /dev/null
 	$(PYTHON_ENV) package) && \
 	$$python -m ruff format --check && $$python -m ruff check && $$python -m basedpyright --warnings && $$python -m pytest
 	$(PYTHON_ENV) oldest) && cd python/tests && $$python -m pytest test_http.py test_tls.py test_bodies.py test_service.py
@@ -86,6 +87,9 @@ generate: ## Write what is generated: openapi/forebay.json from the routes, the 
 	$(CARGO) run -q --bin forebay -- openapi > openapi/forebay.json
 	./scripts/python-wire > python/forebay/_wire.py
 	$(CARGO) run -q --example dashboard > configs/grafana-dashboard.json
+
+docs: ## Build the site of the documents, with search, in target/docs
+	./scripts/site
 
 bench: bench-$(or $(NAME),ingest) ## Measure NAME=ingest, sessions, overload, growth, export, client, batches, facades, engines, instructions, trainer, serve or simulation; BENCH="--rounds 3" are options of its script
 

@@ -49,6 +49,7 @@ const NOT_RUN: &[(&str, &str, &str)] = &[
         "needs an inference engine and agents; a test below runs its first blocks, `make outside NAME=clients` the snippets, and \
          `make outside NAME=openhands` the section of groups",
     ),
+    ("docs/start.md", "", "needs the Python package; `python/tests/test_start.py` runs all of it"),
     ("docs/trainers.md", "make demo ", "trains for minutes and needs libtorch"),
 ];
 
