@@ -20,8 +20,8 @@ HOME = "docs/README"
 PAGES = ["*.md", "docs/*.md", "docs/examples/*.md", "docs/recipes/*.md", "examples/*.md", "python/README.md"]
 """The documents that are pages. A page that docs/README.md does not list makes the build fail."""
 
-ADDED = {"How to": "docs/recipes/*.md", "Operate": "docs/deploy.md"}
-"""Pages that join a part of the navigation as soon as they exist, also if docs/README.md does not list them yet."""
+ADDED = {"How to": "docs/recipes/*.md"}
+"""Pages that are in a part of the navigation although docs/README.md lists only their index."""
 
 REPOSITORY = re.search(r'^repository = "(.+)"$', (ROOT / "Cargo.toml").read_text(), re.MULTILINE)
 """The address of the checkout on the web, if it has one."""
