@@ -339,7 +339,7 @@ def test_good_sessions_become_a_supervised_data_set(recipes: Callable[..., tuple
     assert decode(learned).startswith("def add(a, b)") and "Add two numbers" in decode(line["input_ids"])
     assert "numbers" not in decode(learned)
 
-    assert recipe.run("sft-dataset.md", place=1).splitlines() == ["def add(a, b)", "def add(a, b)"]
+    assert recipe.run("sft-dataset.md", place=1).splitlines()[1:] == ["def add(a, b)", "def add(a, b)"]
     rows = [json.loads(line) for line in (recipe.folder / "chats.jsonl").read_text().splitlines()]
     asked = [row["messages"][0] for row in rows]
     assert asked == [
