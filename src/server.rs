@@ -60,6 +60,8 @@ pub struct ServerLimits {
     pub header_timeout: Duration,
     /// Timeout for a client that reads nothing of its response.
     pub stall_timeout: Duration,
+    /// Time from the signal to stop to the begin of the shutdown. `/readyz` fails and everything else goes on.
+    pub drain: Duration,
     /// Time that requests have to finish after the shutdown has begun.
     pub shutdown_timeout: Duration,
 }
@@ -147,8 +149,8 @@ impl Server {
         Self { facades, ..self }
     }
 
-    /// Serves until `shutdown` completes, then stops gracefully: `/readyz` fails, waiting requests are answered,
-    /// running requests finish, and the store is closed.
+    /// Serves until `shutdown` completes, then stops gracefully: `/readyz` fails, so that balancers send no more requests;
+    /// after the time to drain waiting requests are answered, running requests finish, and the store is closed.
     ///
     /// If the store is broken, it stops the same way and returns an error, because only a restart can find out what is
     /// on disk.
@@ -174,9 +176,17 @@ impl Server {
             // There are no facades.
             std::future::pending().await
         };
+        let stop = async {
+            shutdown.await;
+            self.api.fail_readiness();
+            if !self.limits.drain.is_zero() {
+                tracing::info!(seconds = self.limits.drain.as_secs(), "draining: only /readyz fails");
+                tokio::time::sleep(self.limits.drain).await;
+            }
+        };
         let outcome = tokio::select! {
             biased;
-            () = shutdown => Ok(()),
+            () = stop => Ok(()),
             () = self.buffer.broken() => Err(Broken),
             never = self.accept(&self.listener, router, &connections, Tls::acceptor) => match never {},
             never = calls => match never {},

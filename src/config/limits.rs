@@ -53,6 +53,7 @@ pub(super) struct Limits {
     waiters_per_key: u64,
     waiter_poll_interval_ms: u64,
     stall_timeout_s: u64,
+    drain_s: u64,
     shutdown_s: u64,
 }
 
@@ -74,6 +75,7 @@ impl Default for Limits {
             waiters_per_key: 512,
             waiter_poll_interval_ms: 500,
             stall_timeout_s: 60,
+            drain_s: 0,
             shutdown_s: 30,
         }
     }
@@ -97,6 +99,7 @@ impl Limits {
         within("body_bytes", self.body_bytes, 1_024, BODY_BYTES_MAX);
         within("stall_timeout_s", self.stall_timeout_s, 1, SECONDS_MAX);
         within("body_timeout_s", self.body_timeout_s, 1, SECONDS_MAX);
+        within("drain_s", self.drain_s, 0, SECONDS_MAX);
         within("shutdown_s", self.shutdown_s, 0, SECONDS_MAX);
         // A compressed body is held twice: as received and decompressed.
         within("inflight_bytes", self.inflight_bytes, self.body_bytes.saturating_mul(2), BUDGET_BYTES_MAX);
@@ -121,6 +124,7 @@ impl Limits {
             connections_max: self.connections as usize,
             header_timeout: Duration::from_secs(self.header_timeout_s),
             stall_timeout: Duration::from_secs(self.stall_timeout_s),
+            drain: Duration::from_secs(self.drain_s),
             shutdown_timeout: Duration::from_secs(self.shutdown_s),
         }
     }

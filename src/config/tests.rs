@@ -222,6 +222,7 @@ fn times_and_sizes_have_a_largest_value() {
         "waiters_per_key",
         "waiter_poll_interval_ms",
         "stall_timeout_s",
+        "drain_s",
         "shutdown_s",
     ] {
         let error = of(name, "9223372036854775807").expect_err("it is too large").to_string();

@@ -95,6 +95,24 @@ async fn sighup_reloads_certificates_or_is_ignored_and_the_log_says_which() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_service_that_drains_only_fails_its_readiness() {
+    let folder = tempfile::tempdir().expect("a temporary folder can be made");
+    let config = folder.path().join("forebay.toml");
+    std::fs::write(&config, "[limits]\ndrain_s = 3600").expect("the file is written");
+    let arguments = ["--log", "json", "--config", config.to_str().expect("the path is text")];
+    let mut service = Service::start_with("sqlite::memory:", &arguments, &[]).await;
+    assert_eq!(status(&service, "/readyz").await, 200);
+    service.signal("TERM").await;
+    eventually("a balancer that is told", || async { status(&service, "/readyz").await == 503 }).await;
+    // On a new connection, as one that a balancer opens which has not looked yet.
+    let posted =
+        crate::support::http().post(format!("{}/trajectories", service.url)).json(&rollout("a", 1.0)).send().await;
+    assert_eq!(posted.expect("the service answers").status(), 201);
+    assert!(service.runs());
+    service.kill().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn refused_requests_are_logged_with_the_id_that_their_problem_names() {
     let service = Service::try_start("sqlite::memory:", &[("RUST_LOG", "info")]).await.expect("it serves");
     let http = crate::support::http();

@@ -170,9 +170,14 @@ impl Api {
         }
     }
 
+    /// Makes `/readyz` fail.
+    pub fn fail_readiness(&self) {
+        self.draining.store(true, Ordering::Release);
+    }
+
     /// Makes `/readyz` fail, and answers all waiting requests.
     pub fn drain(&self) {
-        self.draining.store(true, Ordering::Release);
+        self.fail_readiness();
         self.buffer.stop_waiting();
     }
 }
