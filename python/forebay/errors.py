@@ -203,6 +203,10 @@ class UnknownPolicy(Absent):
     """The policy does not exist, or the key does not see it."""
 
     types = ("unknown-policy",)
+    way_out = (
+        "An agent's first rollout creates a policy, unless the service forbids it, and put_policy(name, {}) of the client "
+        "does."
+    )
 
 
 class NotFound(Absent):
