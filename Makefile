@@ -6,8 +6,8 @@ RELEASE = $${CARGO_TARGET_DIR:-target}/release
 # Only values on the command line count, because shells have variables with these names, such as NAME in WSL.
 $(foreach variable,NAME ONLY TESTS SEED,$(if $(filter environment,$(origin $(variable))),$(eval $(variable) :=)))
 
-.PHONY: help run check test endure demo examples lint generate docs bench outside fuzz audit wheel
-.PHONY: cost test-all test-service test-console test-python test-trainer release libtorch fuzz-parsers fuzz-api
+.PHONY: help run check test endure demo examples lint generate docs bench outside fuzz audit wheel release
+.PHONY: cost test-all test-service test-console test-python test-trainer programs trainer-program libtorch fuzz-parsers fuzz-api
 
 help: ## Print this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -59,21 +59,24 @@ test-trainer: libtorch
 endure: ## Run the long versions of the tests and print a table of their counts: kills, power cuts, histories, the model, growth; hours; SEED=7, TESTS="model::"
 	CARGO="$(CARGO)" ./scripts/endure --seed $(or $(SEED),7) $(TESTS)
 
-demo: cost libtorch ## Train a small model from random weights with the service, an engine, an agent and the trainer; NAME=exam_swarm trains another agent of examples/, RUN="--seed 2" are options
-	$(CARGO) build --release -p forebay-trainer
+demo: cost trainer-program ## Train a small model from random weights with the service, an engine, an agent and the trainer; NAME=exam_swarm trains another agent of examples/, RUN="--seed 2" are options
 	$(CARGO) build --release --bin forebay
 	$(PYTHON_ENV) examples) && FOREBAY_BIN=$(RELEASE)/forebay PYTHONPATH=python \
 		$$python -m forebay.run examples/$(or $(NAME),demo).toml $(RUN)
 
-examples: cost libtorch ## Train all agents of examples/ and print a table; NAMES="memagent exam_swarm", SEEDS=1,2,3, RUN="--chaos agent:15"
-	$(CARGO) build --release -p forebay-trainer
+examples: cost trainer-program ## Train all agents of examples/ and print a table; NAMES="memagent exam_swarm", SEEDS=1,2,3, RUN="--chaos agent:15"
 	$(CARGO) build --release --bin forebay
 	$(PYTHON_ENV) examples) && FOREBAY_BIN=$(RELEASE)/forebay PYTHONPATH=python \
 		$$python scripts/examples $(NAMES) --seeds $(or $(SEEDS),1) $(RUN)
 
+# The wheel of the trainer that is installed serves as well as one that is built here.
+trainer-program:
+	@command -v forebay-trainer > /dev/null || { ./scripts/libtorch > /dev/null && \
+		$(CARGO) build --release -p forebay-trainer; }
+
 # What the first build costs is said before it begins.
 cost:
-	@[ -x $(RELEASE)/forebay-trainer ] || printf '%s\n' \
+	@[ -x $(RELEASE)/forebay-trainer ] || command -v forebay-trainer > /dev/null || printf '%s\n' \
 		'The first time, this builds the service and the trainer for release. It needs Rust, a C and a C++ compiler and' \
 		'Python 3.10 or newer with venv, fetches 535 MB (libtorch), and took 48 minutes on two cores that were busy as well.' \
 		'`forebay demo` shows agents and learners at work without the trainer, libtorch and Python.'
@@ -94,7 +97,7 @@ docs: ## Build the site of the documents, with search, in target/docs
 bench: bench-$(or $(NAME),ingest) ## Measure NAME=ingest, sessions, overload, growth, export, client, batches, facades, engines, instructions, trainer, serve or simulation; BENCH="--rounds 3" are options of its script
 
 # Durable ingest beside a handler that only reads; SLIME_URL and ATROPOS_URL add services.
-bench-ingest: release
+bench-ingest: programs
 	./scripts/bench $(BENCH)
 
 # What recording adds to the calls of agents, the size of a turn on disk, and a finish.
@@ -106,26 +109,26 @@ bench-overload:
 	$(CARGO) bench --bench overload
 
 # Operations on an empty ledger and on one with ten million rollouts, and the queries of the live page; 6 GB of disk.
-bench-growth: release
+bench-growth: programs
 	./scripts/growth $(BENCH)
 
-bench-export: release
+bench-export: programs
 	./scripts/bench-export $(BENCH)
 
 # One Python process that posts with the package, and with requests and JSON written by hand.
-bench-client: release
+bench-client: programs
 	./scripts/bench-client $(BENCH)
 
 # From a leased batch to tensors in Python, as Arrow and as JSON; fetches PyTorch, 5 GB.
-bench-batches: release
+bench-batches: programs
 	./scripts/bench-batches $(BENCH)
 
 # The facades and their originals on the same bodies; SLIME_SRC names a checkout of slime.
-bench-facades: release
+bench-facades: programs
 	./scripts/bench-facades $(BENCH)
 
 # A call of a real vLLM, and the same call through a session in both modes; fetches vLLM, 3 GB.
-bench-engines: release
+bench-engines: programs
 	./scripts/test-engines --latency -- $(BENCH)
 
 # Instructions per token of parsing and packing, which do not depend on the load; BENCH=--readers adds libraries; needs valgrind.
@@ -143,10 +146,10 @@ bench-serve: libtorch
 	./scripts/bench-serve $(BENCH)
 
 # Synchronous and asynchronous training of the same work, drawn to docs/async.svg; five minutes.
-bench-simulation: release
+bench-simulation: programs
 	./scripts/simulate --seeds 5 --svg docs/async.svg $(BENCH)
 
-release:
+programs:
 	$(CARGO) build --release --bins
 
 outside: outside-$(or $(NAME),clients) ## Try the service with what others made: NAME=clients (agents), engines (vLLM), frameworks, facades, openhands or parity; fetches 3 to 6 GB each
@@ -197,6 +200,9 @@ audit: ## Check licences, sources and use of dependencies, container files and t
 
 wheel: ## Build the wheels of the Python package, with the program and without, and try both in fresh environments
 	./scripts/wheel
+
+release: ## Build what a release consists of into dist/, for Linux on x86-64 and ARM, and try it; RELEASE_OPTIONS="--processor x86_64"
+	./scripts/release $(RELEASE_OPTIONS)
 
 libtorch:
 	./scripts/libtorch > /dev/null
