@@ -75,6 +75,7 @@ FULL: dict[str, Any] = {
     "volumes": [{"name": "authority", "secret": {"secretName": "authority"}}],
     "volumeMounts": [{"name": "authority", "mountPath": "/etc/ssl/database", "readOnly": True}],
     "serviceAccount": "forebay",
+    "priorityClassName": "services",
     "nodeSelector": {"pool": "services"},
     "tolerations": [{"key": "dedicated", "operator": "Exists"}],
     "ingress": {

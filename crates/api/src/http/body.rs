@@ -96,15 +96,18 @@ pub fn media(headers: &HeaderMap) -> Result<Media, Failure> {
         "application/json" => Ok(Media::Json),
         "application/x-ndjson" => Ok(Media::Ndjson),
         ARROW_STREAM => Ok(Media::Arrow),
-        // What curl sends with -d unless it is told otherwise.
-        "application/x-www-form-urlencoded" => Err(unsupported(
-            "the body is sent as a form: send JSON with the header `Content-Type: application/json` \
-             (curl: -H 'content-type: application/json')",
-        )),
         _ => Err(unsupported(
             "Content-Type must be application/json, application/x-ndjson or application/vnd.apache.arrow.stream",
         )),
     }
+}
+
+/// The error of a form, which is what curl sends with -d unless it is told otherwise.
+pub fn form() -> Failure {
+    unsupported(
+        "the body is sent as a form: send JSON with the header `Content-Type: application/json` \
+         (curl: -H 'content-type: application/json')",
+    )
 }
 
 pub fn unsupported(detail: &str) -> Failure {
