@@ -174,6 +174,11 @@ class Spool:
         """Remembers the version of a policy, for posts that state none."""
         self._versions[status.policy] = status
 
+    def noted(self, policy: str, error: errors.ForebayError) -> PolicyStatus | None:
+        """What was noted last about a policy, if the service is away. Newer weights may have been published since, so
+        what begins now may count as older than it is, and never as fresher."""
+        return self._versions.get(policy) if _is_away(error) else None
+
     def note_admission(self, admission_id: str, version: int) -> None:
         """Remembers the version of an admission, which the service forgets when the admission expires."""
         while len(self._admissions) >= 65_536:

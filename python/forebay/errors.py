@@ -204,8 +204,7 @@ class UnknownPolicy(Absent):
 
     types = ("unknown-policy",)
     way_out = (
-        "An agent's first rollout creates a policy, unless the service forbids it, and put_policy(name, {}) of the client "
-        "does."
+        "put_policy(name, {}) of the client creates it, and so does a [[policy]] in the configuration of the service."
     )
 
 

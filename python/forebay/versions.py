@@ -51,7 +51,16 @@ def current(client: Client, config: Config, policy: str) -> Version:
     watcher = _watchers.get((os.getpid(), config, policy))
     if watcher is not None and (version := watcher.fresh()) is not None:
         return version
-    status = client.get_policy(policy)
+    try:
+        status = client.get_policy(policy)
+    except errors.ForebayError as error:
+        # With a spool, an agent goes on while the service is away.
+        status = None if client.spool is None else client.spool.noted(policy, error)
+        if status is None:
+            raise
+        log.warning(
+            "%s; the rollout begins with version %d of %s, which was noted before", error, status.version, policy
+        )
     if status is None:
         raise errors.UnknownPolicy(f"the policy `{policy}` does not exist, or the key does not see it")
     return Version.of(status)

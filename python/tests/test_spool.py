@@ -157,6 +157,20 @@ def test_a_recorded_rollout_is_spooled(service: Service, agent: forebay.Client) 
     assert story is not None and story.state == "ready"
 
 
+def test_an_agent_goes_on_while_the_service_is_away(service: Service, agent: forebay.Client) -> None:
+    with agent.rollout("p") as r:
+        r.abort()
+    service.kill()
+    # A rollout that begins now has the version that was noted, which is the older one if there is another by now.
+    with agent.rollout("p") as r:
+        r.abort()
+    assert r.policy_version == 0 and r.receipt.spooled
+    with pytest.raises(errors.Unreachable), agent.rollout("of which nothing is known"):
+        pass
+    service.start()
+    assert spool_of(agent).flush(PATIENCE_S)
+
+
 def test_the_asynchronous_client_has_a_spool(service: Service, agent: forebay.Client, tmp_path: Path) -> None:
     async def main() -> bool:
         async with forebay.AsyncClient(service.url, spool=tmp_path / "other", retry=Retry.none()) as fb:

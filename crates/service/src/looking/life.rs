@@ -18,7 +18,7 @@ use forebay_domain::{
     states::{BatchState, GroupState, Verdict},
 };
 use forebay_store::ops::{policy::ListPolicies, samples::FindBatch};
-use forebay_wire::{FilterAction, FilterScope};
+use forebay_wire::{FilterAction, FilterScope, Status};
 use tracing::instrument;
 
 use crate::{Buffer, error::BufferError, policies};
@@ -259,7 +259,12 @@ fn judged(telling: &mut Telling, story: &Story, life: &Life) {
             telling.tell("masked", at, text);
         }
         Verdict::Dropped if reason == reasons::NO_REWARD => {
-            telling.tell("dropped", at, "Not trained: it was posted without a reward and dropped".to_owned());
+            let how = match story.status {
+                Status::Aborted => "it was posted as aborted, without a reward, so its place in the group is free",
+                Status::Failed => "it was posted as failed, without a reward, and dropped",
+                Status::Completed | Status::Truncated => "it was posted without a reward and dropped",
+            };
+            telling.tell("dropped", at, format!("Not trained: {how}"));
         }
         Verdict::Dropped => {
             telling.tell("dropped", at, format!("Not trained: the filter {reason} dropped it at its arrival"));

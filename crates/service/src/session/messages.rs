@@ -20,25 +20,27 @@ use crate::{
 /// million tokens has about half of this. What is read takes this much memory in each session that is being finished.
 const CONVERSATION_BYTES_MAX: usize = 8 << 20;
 
-/// The conversation that ended with the call `last`, as a JSON array; a warning if it cannot be kept.
+/// The conversation that ended with the call `last`, as a JSON array: none if nothing here reads messages, and a warning if
+/// it cannot be kept.
 pub(super) async fn of_call(
     buffer: &Buffer,
     session: SessionPk,
     last: u32,
-) -> Result<Result<Box<RawValue>, Warning>, StoreError> {
+) -> Result<Result<Option<Box<RawValue>>, Warning>, StoreError> {
     let conversations = Arc::clone(&buffer.conversations);
     let mut walk = Walk { conversations, session, next: Some(last), calls: Vec::new(), bytes: 0 };
     while let Some(next) = walk.next {
         let page = texts::page(buffer, session, next.saturating_sub(TEXTS_PAGE)).await?;
         walk = work::on_thread(move || walk.through(&page)).await.map_err(|_| StoreError::Closed)??;
         if walk.bytes > CONVERSATION_BYTES_MAX {
-            let detail = format!("the conversation takes more than {CONVERSATION_BYTES_MAX} bytes and was not kept");
-            return Ok(Err(Warning::new("messages-left-out", detail)));
+            return Ok(Err(left_out(&format!("takes more than {CONVERSATION_BYTES_MAX} bytes"))));
         }
     }
-    let made = work::on_thread(move || walk.messages()).await.map_err(|_| StoreError::Closed)?;
-    let left_out = |why| Warning::new("messages-left-out", format!("the conversation {why} and was not kept"));
-    Ok(made.map_err(left_out))
+    work::on_thread(move || walk.messages()).await.map_err(|_| StoreError::Closed)
+}
+
+fn left_out(why: &str) -> Warning {
+    Warning::new("messages-left-out", format!("the conversation {why} and was not kept"))
 }
 
 /// The way from the last call of a conversation to its first.
@@ -70,13 +72,13 @@ impl Walk {
         Ok(self)
     }
 
-    fn messages(mut self) -> Result<Box<RawValue>, &'static str> {
+    fn messages(mut self) -> Result<Option<Box<RawValue>>, Warning> {
         let mut calls = mem::take(&mut self.calls);
         calls.reverse();
-        let messages = self.conversations.messages(&calls).ok_or("cannot be read")?;
+        let Some(messages) = self.conversations.messages(&calls) else { return Ok(None) };
         // What is no text was not checked when the call was recorded, and must not make the finish fail.
-        check_json(&messages).map_err(|_| "is nested too deeply")?;
-        Ok(messages)
+        check_json(&messages).map_err(|_| left_out("is nested too deeply"))?;
+        Ok(Some(messages))
     }
 }
 
@@ -130,7 +132,7 @@ mod tests {
         assert_eq!(walk.next, Some(1), "the call is on an earlier page");
         let walk = walk.through(&page([call(1, ""), call(2, "1")])).expect("nothing is damaged");
         assert_eq!(walk.next, None);
-        let messages = walk.messages().expect("they are read");
+        let messages = walk.messages().expect("nothing is left out").expect("they are read");
         assert_eq!(messages.get(), r#"["answer 1","answer 3","answer 5"]"#);
     }
 

@@ -179,7 +179,7 @@ async fn from_calls(
     for (one, keeps) in assembled.iter_mut().zip(keeps_messages) {
         let Some(last) = one.last.filter(|_| keeps) else { continue };
         match messages::of_call(buffer, session.session_pk, last).await? {
-            Ok(found) => one.messages = Some(found),
+            Ok(found) => one.messages = found,
             Err(warning) => one.marks.of_session.push(warning),
         }
     }
