@@ -156,6 +156,9 @@ on_both_stores! {
 
     async fn a_reader_with_a_keyboard_goes_everywhere(app: TestApp) {
         app.rules("math.solver", json!({"group": {"size": 1}})).await;
+        // The policy that no trainer takes anything from is the first one, and has a panel that says why.
+        app.accept(with(rollout("r", 1.0), json!({"policy": "math.solver"}))).await;
+        app.pass_s(700.0).await;
         let page = open(app, "").await;
         page.wait_for("document.querySelectorAll('[data-row]').length === 2").await;
         page.press("j").await;

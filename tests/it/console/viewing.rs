@@ -224,8 +224,8 @@ on_both_stores! {
         let shown_kept: Vec<String> = tables[0].as_array().expect("rows").iter().rev().map(shown).collect();
         let number = |value: &Value| value.as_f64().map_or("–".to_owned(), |value| format!("{value}"));
         let expected: Vec<String> = kept.as_array().expect("a column").iter().map(number).collect();
-        // The page asks for an hour until now, which begins and ends in the middle of a minute.
-        assert!(shown_kept.ends_with(&expected), "{shown_kept:?} and {expected:?}");
+        // The page shows ten minutes of the hour, because nothing is older. They begin in the middle of a minute.
+        assert!(shown_kept.len() > 10 && expected.ends_with(&shown_kept), "{shown_kept:?} and {expected:?}");
         let total = |column: &Value| column.as_array().expect("a column").iter().filter_map(Value::as_f64).sum::<f64>();
         assert_eq!((total(kept), total(masked)), (7.0, 1.0), "{answer}");
         // Charts over steps.
