@@ -619,7 +619,7 @@ def proxied(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Proxied]
                 "listen 443": f"listen 127.0.0.1:{port}",
                 "bind :443": f"bind 127.0.0.1:{port}",
                 "port 8080": f"port {service.url.rsplit(':', 1)[1]}",
-                ":8080;": f":{service.url.rsplit(':', 1)[1]};",
+                ":8080 max": f":{service.url.rsplit(':', 1)[1]} max",
                 ":8080\n": f":{service.url.rsplit(':', 1)[1]}\n",
                 ":8081": f":{agents}",
             }

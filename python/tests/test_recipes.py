@@ -87,7 +87,7 @@ def recipes(tmp_path: Path) -> Iterator[Callable[[Script], tuple[Recipes, foreba
             engine = stack.enter_context(Engine(script))
             config = tmp_path / "forebay.toml"
             config.write_text(
-                '[sessions]\nlisten = "127.0.0.1:0"\n'
+                '[sessions]\nlisten = "127.0.0.1:0"\naudit = 0.0\n'
                 f'[[upstream]]\nname = "scripted"\nkind = "vllm"\nurls = ["{engine.url}"]\n'
             )
             server = stack.enter_context(forebay.Server(config=config))
@@ -329,8 +329,8 @@ def test_good_sessions_become_a_supervised_data_set(recipes: Callable[..., tuple
     fb.put_policy("coder", {})
     for question, reward in (("Add two numbers", 1.0), ("Cure the flu", 0.0)):
         with fb.session("coder") as s:
-            llm = openai.OpenAI(base_url=s.base_url, api_key=s.key)
-            llm.chat.completions.create(model="policy", messages=[{"role": "user", "content": question}])
+            with openai.OpenAI(base_url=s.base_url, api_key=s.key) as llm:
+                llm.chat.completions.create(model="policy", messages=[{"role": "user", "content": question}])
             s.reward = reward
     assert recipe.run("sft-dataset.md").splitlines()[-1] == "1 segments of 1 rollouts"
     (line,) = map(json.loads, (recipe.folder / "sft.jsonl").read_text().splitlines())
