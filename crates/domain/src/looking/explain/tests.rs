@@ -190,7 +190,8 @@ fn a_filter_that_discards_starves_the_trainer() {
     let equal =
         "Of its newest 3 groups, 2 have only the best reward, 1 (solved), and 1 only the worst, 0 (never solved)";
     assert!(told.text.contains(equal), "{told:#?}");
-    assert_eq!([told.numbers["equal_best"], told.numbers["equal_worst"], told.numbers["equal_of"]], [2.0, 1.0, 3.0]);
+    let counts = ["equal_best", "equal_worst", "equal_of"].map(|name| told.numbers[name] as i64);
+    assert_eq!(counts, [2, 1, 3]);
     facts.groups = vec![group(rule, 1.0, 1.0)];
     assert!(!explain(&facts).causes[0].text.contains("newest"), "one reward says nothing about the task");
     assert!((1_462.0..1_463.5).contains(&cause.numbers["eta_s"]), "{cause:#?}");
