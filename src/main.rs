@@ -10,6 +10,11 @@ use forebay::config::Config;
 
 use self::commands::{bench, demo, export, import, keys, maintenance, serve, top, why};
 
+/// musl's own allocator has one lock for all threads. Only programs that `make release` builds are linked with musl.
+#[cfg(target_env = "musl")]
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// The durable rollout buffer between LLM agents and the trainers that learn from them.
 #[derive(Parser)]
 #[command(version, about, args_conflicts_with_subcommands = true)]
