@@ -18,9 +18,10 @@ const ROLLOUTS: usize = 64;
 /// Bytes of the messages of a rollout.
 const MESSAGE_BYTES: usize = 1 << 20;
 
-/// How much more memory a larger export may take. The rollouts that only it has are 192 MiB, and 120 MiB in a Parquet
-/// file. The peak of one size differs by up to 50 MiB from run to run, with what arrives while a row group is encoded.
-const SLACK_BYTES: u64 = 80 << 20;
+/// The most memory that an export may take. Peaks of 55 to 140 MiB were seen for either size: they depend on what arrives
+/// while a row group is encoded or a reader is slow, so they cannot be compared with each other. One that held the larger
+/// export would take 192 MiB more, and 120 MiB more for a Parquet file, so 210 MiB at least.
+const PEAK_BYTES_MAX: u64 = 192 << 20;
 
 /// Posts rollouts with texts that do not compress to nothing, so that files are large, too.
 async fn post(service: &Service, range: std::ops::Range<usize>) {
@@ -61,7 +62,7 @@ async fn export(service: &Service, format: &str) -> (usize, u64) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_export_of_four_times_as_much_takes_no_more_memory() {
+async fn an_export_of_four_times_as_much_is_not_held_in_memory() {
     let folder = tempfile::tempdir().expect("a temporary folder can be made");
     let service = Service::start(&format!("sqlite:{}", folder.path().join("forebay.db").display())).await;
     let mut peaks: Vec<Vec<u64>> = Vec::new();
@@ -84,6 +85,6 @@ async fn an_export_of_four_times_as_much_takes_no_more_memory() {
         mib(&peaks[1])
     );
     endure::report("rollouts of 1 MiB, exported", ROLLOUTS, &outcome);
-    assert!(peaks[0].iter().zip(&peaks[1]).all(|(small, large)| *large < small + SLACK_BYTES), "{outcome}");
+    assert!(peaks.iter().flatten().all(|peak| *peak < PEAK_BYTES_MAX), "{outcome}");
     service.kill().await;
 }
