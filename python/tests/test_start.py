@@ -61,4 +61,5 @@ def test_the_agent_is_trained_as_printed(own_server: forebay.Server, tmp_path: P
         capture_output=True,
         text=True,
     ).stdout
-    assert shown.startswith("≈ digit  flat\n") and "of digit: open" in shown
+    # The agent was stopped within a group or between two of them.
+    assert shown.startswith("≈ digit  flat\n") and re.search("of digit: (open|ready)", shown), shown
