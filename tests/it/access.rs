@@ -443,6 +443,17 @@ async fn a_page_that_rebinds_its_host_name_to_the_service_is_refused() {
     let app = TestApp::start_with(Backend::Sqlite, "[access]\nhosts = ['forebay.example']").await;
     let request = app.http.get(format!("{}/policies", app.url)).header("host", "forebay.example:80");
     assert_eq!(request.send().await.expect("the server answers").status(), 200);
+    // Prometheus names a replica by its address. That takes a key, so it is refused while there is none.
+    let scrape = |path: &str| app.http.get(format!("{}{path}", app.url)).header("host", "10.0.0.7:8080");
+    assert_eq!(scrape("/metrics").send().await.expect("the server answers").status(), 421);
+    let key = app.key(Role::Read, &["*"]).await;
+    for (request, status) in [
+        (scrape("/metrics"), 401),
+        (scrape("/metrics").bearer_auth(&key), 200),
+        (scrape("/policies").bearer_auth(&key), 421),
+    ] {
+        assert_eq!(request.send().await.expect("the server answers").status(), status);
+    }
     app.finish().await;
 }
 

@@ -398,7 +398,10 @@ async fn bundles_and_bulk_bodies_are_bounded_in_number() {
 async fn at_most_a_hundred_violations_are_reported() {
     let app = TestApp::start(crate::support::Backend::Sqlite).await;
     let body = json!({"status": "completed", "segments": [{"tokens": vec![-1; 300], "loss_mask": [1]}]});
-    assert_eq!(app.post("/trajectories", body).await.pointers(422).len(), 100);
+    let answer = app.post("/trajectories", body).await;
+    let detail = answer.json["detail"].as_str().expect("a detail");
+    assert!(detail.starts_with("/segments/0/") && detail.ends_with("; 99 more in `errors`"), "{detail}");
+    assert_eq!(answer.pointers(422).len(), 100);
     app.finish().await;
 }
 
@@ -410,6 +413,10 @@ async fn a_body_needs_a_supported_content_type() {
         app.post_raw("/trajectories", headers, body.clone()).await.refused(415, "unsupported-media-type");
     }
     app.post_raw("/batches", &[("content-type", "text/plain")], "{}").await.refused(415, "unsupported-media-type");
+    let form =
+        app.post_raw("/trajectories", &[("content-type", "application/x-www-form-urlencoded")], body.clone()).await;
+    let detail = form.json["detail"].as_str().expect("a detail").to_owned();
+    assert!(detail.contains("-H 'content-type: application/json'"), "{detail}");
     app.post_raw("/trajectories", &[("content-type", "Application/JSON; charset=utf-8")], body).await.expect(201);
     post(&app, "").await.refused(400, "malformed");
     post(&app, "[]").await.refused(422, "invalid");

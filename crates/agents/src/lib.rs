@@ -13,8 +13,8 @@
 //! 4. `answer`: has `call` answer and writes it, at once or as events. `orphans` goes on with calls whose agent is gone.
 //!
 //! `audits` has the engine score a sample of recorded calls again. `counting` tells agents how many tokens a prompt has,
-//! and `teachers` lets engines score the segments of finished sessions. `conversations` reads what was said in recorded calls. `blocking` runs what grows with the bytes of an agent,
-//! and ends it if the agent leaves.
+//! and `teachers` lets engines score the segments of finished sessions. `conversations` reads what was said in recorded
+//! calls. `blocking` runs what grows with the bytes of an agent, and ends it if the agent leaves.
 //!
 //! The dialects and the client of engines are the crate `forebay_gateway`.
 

@@ -105,7 +105,7 @@ pub fn media(headers: &HeaderMap) -> Result<Media, Failure> {
 /// The error of a form, which is what curl sends with -d unless it is told otherwise.
 pub fn form() -> Failure {
     unsupported(
-        "the body is sent as a form: send JSON with the header `Content-Type: application/json` \
+        "the Content-Type is that of a form: send JSON with the header `Content-Type: application/json` \
          (curl: -H 'content-type: application/json')",
     )
 }
