@@ -283,7 +283,7 @@ def _selected(config: Any, path: str, default: Any) -> Any:
 def _check_config(config: Any) -> None:
     """Refuses settings under which verl's loss would not be that of the batch."""
     if config is None:
-        log.warning("verl's configuration is not known here, so it is not checked: see docs/python-verl.md")
+        log.warning("verl's configuration is not known here, so it is not checked: see docs/frameworks.md")
         return
     actor = "actor_rollout_ref.actor"
     wanted = {

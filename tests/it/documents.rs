@@ -26,8 +26,9 @@ const ELSEWHERE: &[(&str, &str)] = &[
 ];
 
 /// Documents about other projects: the options in them are often those of the project.
-const ABOUT_OTHERS: [&str; 6] = [
+const ABOUT_OTHERS: [&str; 7] = [
     "docs/connect.md",
+    "docs/frameworks.md",
     "docs/python-slime.md",
     "docs/python-tinker.md",
     "docs/python-trl.md",

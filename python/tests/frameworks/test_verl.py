@@ -107,6 +107,13 @@ def documented_overrides() -> list[str]:
     return shlex.split(command.replace("\\\n", " "))
 
 
+def test_the_documented_settings_are_those_that_are_read() -> None:
+    text = (REPOSITORY / "docs" / "frameworks.md").read_text()
+    (table,) = re.findall(r"^## Settings of slime and verl$(.*?)^## ", text, re.MULTILINE | re.DOTALL)
+    keys = set(re.findall(r"^\| `(\w+)` \|[^|]*\|(?! only slime)[^|]*\|$", table, re.MULTILINE))
+    assert keys == set(re.findall(r'"(forebay_\w+)"', (REPOSITORY / "python/forebay/verl.py").read_text()))
+
+
 @pytest.fixture
 def configure(fb: forebay.Client, policy: str) -> Callable[..., Any]:
     """verl's configuration, as the documented command and further settings make it."""
