@@ -4,6 +4,7 @@ mod collect;
 mod console;
 mod facades;
 mod limits;
+mod quotas;
 mod sessions;
 #[cfg(test)]
 mod tests;
@@ -21,7 +22,7 @@ use std::{
 use axum::http::uri::Authority;
 use forebay_agents::{AgentOptions, configured::UpstreamConfig, upstreams::Upstreams};
 use forebay_api::{http::body::BodyLimits, routes::tokenizers::Tokenizers};
-use forebay_domain::{ids::PolicyName, rules::Rules, surrogates::LoneSurrogates};
+use forebay_domain::{ids::PolicyName, quotas::Quotas, rules::Rules, surrogates::LoneSurrogates};
 use forebay_facades::FacadeConfig;
 use forebay_service::BufferOptions;
 use forebay_store::{
@@ -283,6 +284,7 @@ impl Config {
         let policies = table.remove("policy");
         let upstreams = table.remove("upstream");
         let facades = table.remove("facades");
+        let quotas = table.remove("quota");
         let file: File = collect::read("", table, &mut violations);
         explain_renamed(&mut violations);
         if let Err(detail) = check_listen(&file.listen) {
@@ -311,6 +313,7 @@ impl Config {
         let agents = agents(&file, upstreams, &mut violations);
         let tokenizers = file.console.tokenizers(&mut violations);
         let facades = facades::read(facades, &mut violations);
+        let of_teams = quotas::read(quotas, &mut violations);
         let access = access(file.access, &mut violations);
         let tls = file.tls.and_then(|table| tls_files(table, &mut violations));
         let policy_defaults = rules("/policy_defaults", file.policy_defaults, &mut violations)
@@ -341,7 +344,7 @@ impl Config {
                 waiter_poll_interval: file.limits.waiter_poll_interval(),
                 auto_create: file.auto_create,
                 policy_defaults,
-                policies_max: file.limits.policies_max(),
+                quotas: Arc::new(Quotas { policies_max: file.limits.policies_max(), of_teams }),
                 sessions: file.sessions.limits(),
             },
             agents,

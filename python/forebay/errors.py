@@ -342,6 +342,12 @@ class TooManyPolicies(Conflict):
     types = ("too-many-policies",)
 
 
+class OverQuota(Conflict):
+    """The policies of the team would be more, or have more backlog, than a quota of the service allows."""
+
+    types = ("over-quota",)
+
+
 class FirstKey(Conflict):
     """The first key must be of role `admin` and see all policies."""
 

@@ -52,6 +52,17 @@ fn settings_of_payloads_that_are_out_of_range_are_refused_together() {
 }
 
 #[test]
+fn a_quota_names_policies_and_what_it_bounds() {
+    let wrong = |quota: &str| Config::parse(&format!("[[quota]]\n{quota}")).expect_err("it is wrong").to_string();
+    assert!(wrong("max_policies = 1").starts_with("/quota/0/policies: must be 1 to 64 names"));
+    assert!(wrong("policies = ['a', 'b c']\nmax_policies = 1").starts_with("/quota/0/policies/1: must match"));
+    assert!(wrong("policies = ['a.*']").starts_with("/quota/0: bounds nothing: write `max_policies`"));
+    assert!(wrong("policies = ['a.*']\nmax_backlog = 1").contains("/quota/0/max_backlog"));
+    assert!(Config::parse("quota = 1").expect_err("it is wrong").to_string().contains("write [[quota]]"));
+    Config::parse("[[quota]]\npolicies = ['a.*']\nmax_sessions = 0").expect("a team may have no sessions");
+}
+
+#[test]
 fn a_setting_that_was_renamed_is_refused_with_its_new_name() {
     let error = Config::parse("[limits]\nlook_ms = 500").expect_err("the setting has another name").to_string();
     assert_eq!(error, "/limits/look_ms: this setting was renamed: write `waiter_poll_interval_ms`");

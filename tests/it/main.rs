@@ -56,6 +56,7 @@ mod packaging;
 mod policies;
 mod pooler;
 mod postgres;
+mod quotas;
 mod readers;
 mod replicas;
 mod restore;

@@ -67,6 +67,8 @@ pub mod rules;
 
 pub mod policies;
 
+pub mod quotas;
+
 pub mod formats;
 
 pub mod tally;

@@ -8,6 +8,7 @@ use crate::{
     clock::Timestamp,
     ids::{BatchId, CallerId, Epoch, PolicyName, PolicyPk, Run, Step, Version},
     ingest::decide::GroupFill,
+    quotas::Quotas,
     rules::Rules,
 };
 
@@ -58,8 +59,8 @@ pub struct WriteRules {
     pub rules: Arc<Rules>,
     /// What happens if the policy exists.
     pub existing: ExistingPolicy,
-    /// The policy is created only if fewer policies than this exist. None for policies of the configuration.
-    pub policies_max: Option<u32>,
+    /// What bounds new policies and greater backlogs. None for policies of the configuration.
+    pub quotas: Option<Arc<Quotas>>,
     /// Who changes them.
     pub by: Option<CallerId>,
     /// The time of the request.

@@ -147,6 +147,28 @@ pub enum Refusal {
     /// The configured maximum number of policies exists.
     #[error("{0} policies exist, which is the most that `limits.policies` of the configuration allows")]
     TooManyPolicies(u32),
+    /// A team has as many policies as its quota allows.
+    #[error(
+        "{max} policies match `{policies}`, which is the most that a quota of this service allows: use one of them, or \
+         ask the operator of the service"
+    )]
+    PoliciesOverQuota {
+        /// The policies of the team.
+        policies: String,
+        max: u32,
+    },
+    /// The backlogs of a team's policies would be larger than its quota.
+    #[error(
+        "policies that match `{policies}` may have {max} bytes of backlog together by a quota of this service, and the \
+         others have {others}: `backlog.max_bytes` may be at most {rest} here", rest = .max.saturating_sub(*.others)
+    )]
+    BacklogOverQuota {
+        /// The policies of the team.
+        policies: String,
+        max: u64,
+        /// What the other policies have.
+        others: u64,
+    },
     /// The first key would lock out the caller that creates it.
     #[error(
         "the first key must have role `admin` and policies `*`: from then on every call needs a key, and no \

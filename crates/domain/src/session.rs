@@ -25,6 +25,7 @@ use crate::{
     ids::{AdmissionId, CallPk, PolicyName, RolloutId, Run, SessionId, SessionPk, Version},
     ingest::{Ingested, new_rollout::NewRollout},
     pages::Cursor,
+    quotas::Quotas,
     refusal::Refusal,
     rules::Rules,
     states::SessionState,
@@ -52,6 +53,8 @@ pub struct NewSession {
     pub idle_s: u64,
     /// When it expires at the latest.
     pub expires_at: Timestamp,
+    /// What bounds the open sessions of teams.
+    pub quotas: Arc<Quotas>,
     /// The time of the request.
     pub now: Timestamp,
 }

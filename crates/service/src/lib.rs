@@ -53,6 +53,7 @@ use forebay_domain::{
     health::Health,
     ids::{CallerId, PolicyName},
     policies::{ExistingPolicy, RulesWritten, WriteRules},
+    quotas::Quotas,
     refusal::Refusal,
     rules::Rules,
     session::SessionLimits,
@@ -87,8 +88,8 @@ pub struct BufferOptions {
     pub auto_create: bool,
     /// Rules of `default` and of policies created on demand.
     pub policy_defaults: Arc<Rules>,
-    /// How many policies may exist before callers can create no more.
-    pub policies_max: u32,
+    /// Bounds of the policies of all teams, and of single ones.
+    pub quotas: Arc<Quotas>,
     /// Bounds of sessions.
     pub sessions: SessionLimits,
 }
@@ -254,7 +255,7 @@ impl Buffer {
     /// Writes a policy from the configuration, unless it exists.
     async fn write_seed(&self, policy: PolicyName, rules: Arc<Rules>) -> Result<RulesWritten, StoreError> {
         let now = self.clock.now();
-        let seed = WriteRules { policy, rules, existing: ExistingPolicy::Keep, policies_max: None, by: None, now };
+        let seed = WriteRules { policy, rules, existing: ExistingPolicy::Keep, quotas: None, by: None, now };
         let written = self.store.write(seed).await?;
         written.map_err(|refusal| StoreError::Corrupt(format!("a policy of the configuration was refused: {refusal}")))
     }
@@ -269,7 +270,7 @@ impl Buffer {
             policy: name.clone(),
             rules: Arc::clone(&self.options.policy_defaults),
             existing: ExistingPolicy::Keep,
-            policies_max: Some(self.options.policies_max),
+            quotas: Some(Arc::clone(&self.options.quotas)),
             by: None,
             now: self.clock.now(),
         };

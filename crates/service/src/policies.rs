@@ -60,7 +60,7 @@ impl Buffer {
             policy: name.clone(),
             rules,
             existing: ExistingPolicy::Replace,
-            policies_max: Some(self.options.policies_max),
+            quotas: Some(Arc::clone(&self.options.quotas)),
             by: self.acting.clone(),
             now: self.clock.now(),
         };
@@ -91,7 +91,7 @@ impl Buffer {
                 policy: name.clone(),
                 rules: Arc::new(parsed?),
                 existing: ExistingPolicy::ReplaceOnly(policy.rules_pk),
-                policies_max: Some(self.options.policies_max),
+                quotas: Some(Arc::clone(&self.options.quotas)),
                 by: self.acting.clone(),
                 now: self.clock.now(),
             };

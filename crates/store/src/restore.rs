@@ -366,8 +366,7 @@ mod tests {
     async fn put(store: &Arc<Store>, name: &str) {
         let rules = Rules::parse(serde_json::from_str("{}").expect("JSON")).expect("defaults are valid");
         let (policy, rules) = (PolicyName::parse(name).expect("a name"), Arc::new(rules));
-        let write =
-            WriteRules { policy, rules, existing: ExistingPolicy::Keep, policies_max: None, by: None, now: NOW };
+        let write = WriteRules { policy, rules, existing: ExistingPolicy::Keep, quotas: None, by: None, now: NOW };
         assert!(store.write(write).await.is_ok_and(|written| written.is_ok()));
     }
 

@@ -215,6 +215,9 @@ impl From<Refusal> for Failure {
             Refusal::SessionBusy(_) => (S::SERVICE_UNAVAILABLE, "session-busy", "The session has many calls in flight"),
             Refusal::TooManyKeys(_) | Refusal::TooManySessionKeys(_) => (S::CONFLICT, "too-many-keys", "Too many keys"),
             Refusal::TooManyPolicies(_) => (S::CONFLICT, "too-many-policies", "Too many policies"),
+            Refusal::PoliciesOverQuota { .. } | Refusal::BacklogOverQuota { .. } => {
+                (S::CONFLICT, "over-quota", "A quota of the service does not allow this")
+            }
             Refusal::FirstKey => (S::CONFLICT, "first-key", "The first key must be an operator's"),
             Refusal::PermissionEnded | Refusal::UnknownSessionKey => {
                 (S::UNAUTHORIZED, "unauthorized", "A valid key is needed")

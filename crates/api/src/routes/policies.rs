@@ -143,7 +143,7 @@ pub(crate) async fn get(
     responses(
         (status = 201, description = "The policy is new", body = PolicyStatus),
         (status = 200, description = "The rules are replaced", body = PolicyStatus),
-        (status = 409, description = "`too-many-policies`"),
+        (status = 409, description = "`too-many-policies`, or `over-quota`"),
         InvalidRules,
     )
 )]
@@ -186,6 +186,7 @@ pub(crate) async fn put(
     )),
     responses(
         (status = 200, description = "The rules are changed", body = PolicyStatus),
+        (status = 409, description = "`over-quota`"),
         NoSuchPolicy,
         InvalidRules,
     )

@@ -26,6 +26,9 @@ pub const PATIENCE_PART: u64 = 8;
 /// many times these bounds. Agents that never complete a group would otherwise fill the disk.
 pub const BACKLOGS_MAX: u64 = 2;
 
+/// The rule that no trainer can satisfy: a quota of the service.
+pub const QUOTA: &str = "quota";
+
 /// A request for room.
 #[derive(Clone, Debug)]
 pub struct Asked<'a> {
@@ -129,6 +132,13 @@ pub enum NoRoom {
     MinimumShare(String),
     /// Room is reserved for all places of the group as often as rollouts may be posted for them.
     GroupPlaces(u32),
+    /// A team has as many open sessions as its quota allows.
+    Quota {
+        /// The policies of the team.
+        policies: String,
+        /// The most sessions.
+        sessions: u32,
+    },
 }
 
 impl NoRoom {
@@ -141,6 +151,7 @@ impl NoRoom {
             Self::WholeGroup { .. } => "whole-group",
             Self::MinimumShare(_) => "minimum-share",
             Self::GroupPlaces(_) => "group-places",
+            Self::Quota { .. } => QUOTA,
         }
     }
 
@@ -166,6 +177,10 @@ impl NoRoom {
             Self::GroupPlaces(size) => format!(
                 "room is reserved for each of the {size} places of the group {POSTS_PER_PLACE_MAX} times; the room that is \
                  not used expires"
+            ),
+            Self::Quota { policies, sessions } => format!(
+                "{sessions} sessions of policies that match `{policies}` are open, which is the most that a quota of this \
+                 service allows; room becomes free when one of them ends"
             ),
         }
     }

@@ -123,6 +123,7 @@ impl Buffer {
             max_calls: open.max_calls,
             idle_s: open.idle_s,
             expires_at: now.plus_seconds(open.ttl_s),
+            quotas: Arc::clone(&self.options.quotas),
             now,
         };
         let opened = loop {

@@ -30,7 +30,7 @@ use crate::{
     tally::TallyDelta,
 };
 
-pub(super) use self::standing::{grant, next_batch, reserved_of};
+pub(super) use self::standing::{grant, next_batch, note, reserved_of};
 
 /// Admissions with the room that no rollout has used, locked.
 macro_rules! select_admissions {

@@ -23,6 +23,7 @@ pub mod lineage;
 pub mod looking;
 pub mod places;
 pub mod policy;
+mod quotas;
 mod reads;
 pub mod relocate;
 pub mod samples;

@@ -18,7 +18,7 @@ use forebay_domain::{
 use forebay_wire::Violation;
 use std::collections::BTreeMap;
 
-use super::{claim::turns, journal};
+use super::{claim::turns, journal, quotas};
 use crate::{
     error::StoreError,
     op::Op,
@@ -174,6 +174,11 @@ impl Op for WriteRules {
                 return Ok(Ok(RulesWritten::Outdated));
             }
             if self.existing != ExistingPolicy::Keep && **policy.rules != **self.rules {
+                if let Some(quotas) = &self.quotas
+                    && let Err(refusal) = quotas::check_rules(tx, quotas, self, Some(&policy.rules)).await?
+                {
+                    return Ok(Err(refusal));
+                }
                 let rules_pk = insert_rules(tx, self).await?;
                 tx.guarded(REPLACE_RULES, args![policy.policy_pk, rules_pk], 1).await?;
                 if let Some(changed) = Happening::rules_changed(&policy.rules, &self.rules) {
@@ -182,10 +187,13 @@ impl Op for WriteRules {
             }
             return Ok(Ok(RulesWritten::Existed(policy.rules)));
         }
-        if let Some(max) = self.policies_max {
+        if let Some(quotas) = &self.quotas {
             let policies: i64 = tx.fetch_one(COUNT_POLICIES, args![]).await?.get("policies")?;
-            if policies >= i64::from(max) {
-                return Ok(Err(Refusal::TooManyPolicies(max)));
+            if policies >= i64::from(quotas.policies_max) {
+                return Ok(Err(Refusal::TooManyPolicies(quotas.policies_max)));
+            }
+            if let Err(refusal) = quotas::check_rules(tx, quotas, self, None).await? {
+                return Ok(Err(refusal));
             }
         }
         let rules_pk = insert_rules(tx, self).await?;

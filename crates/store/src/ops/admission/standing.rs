@@ -9,7 +9,7 @@ use forebay_domain::{
     },
     batch::shares::needed,
     clock::Timestamp,
-    ids::{IdKey, PolicyPk},
+    ids::IdKey,
     policies::{Policy, ReadEnvironments},
     states::{GroupState, RolloutState},
     tally::Tally,
@@ -45,25 +45,32 @@ pub(in crate::ops) async fn grant(
         super::give_back_decided(tx, policy).await?;
         standing(tx, policy, &stored, now).await?.decide(&policy.rules, asked)
     };
-    let refused = match &granted {
-        Ok(_) => without(&policy.refused, by, asked.environment),
-        Err(rule) => noted(&policy.refused, RefusedRoom::new(by, asked.environment, rule.code(), now), now),
-    };
-    if let Some(refused) = refused {
-        write_refused(tx, policy.policy_pk, &refused).await?;
-    }
+    note(tx, policy, by, asked.environment, granted.as_ref().err(), now).await?;
     Ok(granted)
 }
 
-async fn write_refused(tx: &mut Tx<'_>, policy: PolicyPk, refused: &[RefusedRoom]) -> Result<(), StoreError> {
+/// Notes with the policy that room was granted, or the rule that refused it.
+pub(in crate::ops) async fn note(
+    tx: &mut Tx<'_>,
+    policy: &Policy,
+    by: RoomFor,
+    environment: Option<&str>,
+    refused_by: Option<&NoRoom>,
+    now: Timestamp,
+) -> Result<(), StoreError> {
     const SET_REFUSED: Statement = Statement::new(
         "-- set_refused
         UPDATE policy
         SET refused = $2
         WHERE policy_pk = $1",
     );
-    let text = serde_json::to_string(refused).expect("numbers and labels always serialize");
-    tx.guarded(SET_REFUSED, args![policy, text], 1).await
+    let refused = match refused_by {
+        None => without(&policy.refused, by, environment),
+        Some(rule) => noted(&policy.refused, RefusedRoom::new(by, environment, rule.code(), now), now),
+    };
+    let Some(refused) = refused else { return Ok(()) };
+    let text = serde_json::to_string(&refused).expect("numbers and labels always serialize");
+    tx.guarded(SET_REFUSED, args![policy.policy_pk, text], 1).await
 }
 
 /// The rollouts of a group that room is reserved for, and its size if an admission named it.

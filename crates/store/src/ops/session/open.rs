@@ -21,7 +21,7 @@ use crate::{
     op::Op,
     ops::{
         admission::{self, Reservation},
-        fill, policy,
+        fill, policy, quotas,
     },
     sql::{Statement, Tx, args},
 };
@@ -164,7 +164,12 @@ async fn check(
         reserved: reserved.max(live.sessions),
         has_begun: is_open || live.sessions > 0 || reserved > 0,
     };
-    let asked = Asked { rollouts: 1, group: Some(group), environment: new.spec.environment.as_deref() };
+    let environment = new.spec.environment.as_deref();
+    if let Some(rule) = quotas::full_of_sessions(tx, &new.quotas, policy.name.as_str()).await? {
+        admission::note(tx, policy, RoomFor::Session, environment, Some(&rule), new.now).await?;
+        return Ok(Err(Refusal::NoRoom(policy.name.clone(), rule)));
+    }
+    let asked = Asked { rollouts: 1, group: Some(group), environment };
     let granted = admission::grant(tx, policy, RoomFor::Session, &asked, new.now).await?;
     Ok(granted.map(|_| size).map_err(|rule| Refusal::NoRoom(policy.name.clone(), rule)))
 }

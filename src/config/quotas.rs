@@ -1,0 +1,55 @@
+//! The array `[[quota]]`: what the policies of a team may have together.
+
+use forebay_domain::{access::globs::PolicyGlobs, quotas::Quota};
+use forebay_wire::Violation;
+use serde::Deserialize;
+
+use super::collect;
+
+/// The most quotas. Each new policy and session is compared with all of them.
+const QUOTAS_MAX: usize = 256;
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+struct Entry {
+    policies: Vec<String>,
+    max_policies: Option<u32>,
+    max_backlog_bytes: Option<u64>,
+    max_sessions: Option<u32>,
+}
+
+/// The quotas of the file.
+pub(super) fn read(sent: Option<toml::Value>, violations: &mut Vec<Violation>) -> Vec<Quota> {
+    let tables = collect::tables("quota", sent, violations);
+    if tables.len() > QUOTAS_MAX {
+        let detail = format!("must have at most {QUOTAS_MAX} tables");
+        violations.push(Violation { pointer: "/quota".to_owned(), detail });
+    }
+    tables.into_iter().filter_map(|(at, table)| quota(&at, table, violations)).collect()
+}
+
+fn quota(at: &str, table: toml::Table, violations: &mut Vec<Violation>) -> Option<Quota> {
+    let before = violations.len();
+    let entry: Entry = collect::read(at, table, violations);
+    if violations.len() > before {
+        return None;
+    }
+    let mut refuse = |pointer: String, detail: String| violations.push(Violation { pointer, detail });
+    let policies = PolicyGlobs::parse(&entry.policies)
+        .map_err(|(index, error)| {
+            let place = if entry.policies.is_empty() { String::new() } else { format!("/{index}") };
+            refuse(format!("{at}/policies{place}"), error.to_string());
+        })
+        .ok()?;
+    let Entry { policies: _, max_policies, max_backlog_bytes, max_sessions } = entry;
+    if max_policies.is_none() && max_backlog_bytes.is_none() && max_sessions.is_none() {
+        let detail = "bounds nothing: write `max_policies`, `max_backlog_bytes` or `max_sessions`";
+        refuse(at.to_owned(), detail.to_owned());
+    }
+    Some(Quota {
+        policies,
+        policies_max: max_policies,
+        backlog_bytes_max: max_backlog_bytes,
+        sessions_max: max_sessions,
+    })
+}
