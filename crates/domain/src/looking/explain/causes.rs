@@ -19,7 +19,10 @@ use super::{
         bytes, consumer, count, duration, duration_us, is, percent, plural, real, seconds, share, short_id, was, within,
     },
 };
-use crate::{admission::refused::RoomFor, reasons};
+use crate::{
+    admission::{refused::RoomFor, room::QUOTA},
+    reasons,
+};
 
 /// The weight of a cause that explains a state alone.
 const WHOLE: f64 = 1.0;
@@ -290,6 +293,7 @@ fn no_room(facts: &Facts, weight: f64, found: &mut Found) {
             "group-places" => {
                 "room is reserved for each place of their group as often as rollouts may be posted for it"
             }
+            QUOTA => "as many sessions are open as a quota of this service allows the team",
             rule => rule,
         };
         let text = format!("{calls}{of} have been refused for {}: {because}", duration_us(age));
@@ -619,7 +623,7 @@ fn backlog_full(facts: &Facts, weight: f64, found: &mut Found) {
 
 fn held_back(facts: &Facts, found: &mut Found) {
     backlog_full(facts, WHOLE, found);
-    no_room(facts, ADDS, found);
+    no_room(facts, if facts.is_backlog_full() { ADDS } else { NO_ROOM }, found);
     let trained = facts.windows.hour.acked;
     let hour = &facts.windows.hour;
     if hour.seconds > 0 {

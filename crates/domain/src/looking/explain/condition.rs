@@ -10,6 +10,7 @@ use super::{
     finding::Cause,
     sentence::{bytes, consumer, count, duration, duration_us, is, percent, plural, real, share, short_id, within},
 };
+use crate::admission::{refused::RefusedRoom, room::QUOTA};
 
 const SECOND: i64 = 1_000_000;
 
@@ -31,6 +32,9 @@ const EXPIRED_MIN: i64 = 2;
 
 /// The least wait of a starved trainer.
 const STARVED_FLOOR: i64 = MINUTE;
+
+/// The least time for which agents are refused room before it is worth a word: a trainer may be between two batches.
+const REFUSED_FLOOR: i64 = MINUTE;
 
 /// The least time that a batch waits before it counts as not taken.
 const UNTAKEN_FLOOR: i64 = 10 * MINUTE;
@@ -74,7 +78,7 @@ pub(super) fn of(facts: &Facts) -> State {
         (State::Stuck, is_stuck),
         (State::Starved, is_starved),
         (State::Untaken, is_untaken),
-        (State::HeldBack, Facts::is_backlog_full),
+        (State::HeldBack, is_held_back),
         (State::Stale, is_stale),
         (State::Flat, is_flat),
         (State::Dropping, is_dropping),
@@ -136,6 +140,19 @@ pub(super) fn untaken_since(facts: &Facts) -> Option<i64> {
 
 fn untaken_after(facts: &Facts) -> i64 {
     facts.median_step_us().unwrap_or(0).saturating_mul(UNTAKEN_STEPS).max(UNTAKEN_FLOOR)
+}
+
+fn is_held_back(facts: &Facts) -> bool {
+    facts.is_backlog_full() || longest_refused(facts).is_some()
+}
+
+/// The refusal of room that has lasted longest, if no trainer is there who could end it. While one trains, agents that
+/// wait for room are as it should be.
+fn longest_refused(facts: &Facts) -> Option<&RefusedRoom> {
+    let is_training = !facts.leases.is_empty() || !facts.asking.is_empty();
+    let endless = |refused: &&RefusedRoom| !is_training || refused.rule == QUOTA;
+    let oldest = facts.refused.iter().filter(endless).min_by_key(|refused| refused.since())?;
+    (facts.age_us(oldest.since()) >= REFUSED_FLOOR).then_some(oldest)
 }
 
 fn is_stale(facts: &Facts) -> bool {
@@ -322,6 +339,13 @@ fn untaken(facts: &Facts) -> String {
 
 fn held_back(facts: &Facts) -> String {
     let (gauges, limits) = (&facts.gauges, &facts.limits);
+    if let Some(refused) = longest_refused(facts).filter(|_| !facts.is_backlog_full()) {
+        let age = duration_us(facts.age_us(refused.since()));
+        return match refused.rule.as_str() {
+            QUOTA => format!("Agents have waited for {age}: as many sessions are open as a quota allows"),
+            _ => format!("Agents have waited for room for {age}, and no trainer asks for a batch"),
+        };
+    }
     let by_bytes = gauges.live_bytes >= limits.max_bytes;
     if by_bytes {
         let (held, bound) = (bytes(gauges.live_bytes), bytes(limits.max_bytes));

@@ -318,6 +318,24 @@ fn agents_that_are_refused_room_are_named_with_the_rule() {
 }
 
 #[test]
+fn agents_that_wait_for_room_while_nobody_trains_are_held_back() {
+    let mut facts = fed();
+    let refused = |rule, seconds| vec![RefusedRoom::new(RoomFor::Admission, None, rule, ago(seconds))];
+    facts.refused = refused("staleness", 300);
+    assert_eq!(explain(&facts).state, State::Fed, "a batch is in training, so there will be room");
+    facts.leases.clear();
+    let headline = "Agents have waited for room for 5 min, and no trainer asks for a batch";
+    check(&facts, State::HeldBack, Some("no-room"), headline);
+    facts.refused = refused("staleness", 30);
+    assert_eq!(explain(&facts).state, State::Fed, "a trainer may be between two batches");
+    // No trainer makes room in a quota.
+    let mut facts = fed();
+    facts.refused = refused("quota", 300);
+    let headline = "Agents have waited for 5 min: as many sessions are open as a quota allows";
+    check(&facts, State::HeldBack, Some("no-room"), headline);
+}
+
+#[test]
 fn a_trainer_that_is_gone_leaves_batches_untaken() {
     let mut facts = fed();
     facts.leases.clear();
