@@ -171,7 +171,9 @@ impl Service {
         let listen = "[sessions]\nlisten = \"127.0.0.1:0\"\n[[upstream]]\nname = \"bench\"\nkind = \"vllm\"\n";
         std::fs::write(&config, format!("{listen}urls = [\"{engine}\"]\n"))?;
         let port = folder.join(format!("{name}.port"));
-        let process = Command::new(env!("CARGO_BIN_EXE_forebay"))
+        // As in scripts/: another program may be measured, such as that of an older commit.
+        let program = std::env::var("FOREBAY_BIN").unwrap_or_else(|_| env!("CARGO_BIN_EXE_forebay").to_owned());
+        let process = Command::new(program)
             .args(["serve", "--listen", "127.0.0.1:0"])
             .arg("--database")
             .arg(format!("sqlite:{}", folder.join(format!("{name}.db")).display()))
