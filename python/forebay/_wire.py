@@ -185,7 +185,7 @@ IdKind = Literal["rollout", "group", "batch"]
 ListOrder = Literal["oldest", "newest"]
 """The order of a list."""
 
-LossWeighting = Literal["rollout_mean", "turn_mean", "sample_mean", "token_mean", "constant"]
+LossWeighting = Literal["rollout_mean", "turn_mean", "sample_mean", "token_mean", "prompt_mean", "constant"]
 """How the tokens of a batch are weighted in the loss."""
 
 OnDrop = Literal["refill", "shrink"]

@@ -133,7 +133,7 @@ on_both_stores! {
         let a: &[&[f64]] = &[&[1.0, 2.0, 3.0], &[4.0, 5.0, 6.0], &[7.0, 8.0, 9.0]];
         let b: &[&[f64]] = &[&[10.0, 11.0, 12.0]];
         for (weighting, expected) in
-            [("rollout_mean", 8.0), ("turn_mean", 8.0), ("sample_mean", 6.5), ("token_mean", 6.5)]
+            [("rollout_mean", 8.0), ("turn_mean", 8.0), ("sample_mean", 6.5), ("token_mean", 6.5), ("prompt_mean", 6.5)]
         {
             close(&[loss(app, weighting, "equal", a, b).await], &[expected]);
         }
@@ -147,10 +147,28 @@ on_both_stores! {
             ("turn_mean", 3.75),
             ("sample_mean", 9.5 / 3.0),
             ("token_mean", 3.5),
+            ("prompt_mean", 3.5),
             ("constant", 1.05),
         ] {
             close(&[loss(app, weighting, "unequal", a, b).await], &[expected]);
         }
+    }
+
+    async fn with_prompt_mean_every_group_counts_the_same(app: TestApp) {
+        let rules = json!({"group": {"size": 2}, "batch": {"groups": 2}, "loss_weighting": "prompt_mean",
+            "staleness": {"max": 0, "action": "mask"}});
+        app.rules("default", rules).await;
+        app.put("/policies/default/version", json!({"version": 1})).await.expect(200);
+        let of_group = |group: &str, version: i64, lengths: &[usize]| {
+            let named = json!({"rollout_id": format!("{group}-{version}"), "group_id": group, "policy_version": version});
+            with(shaped("default", "r", lengths), named)
+        };
+        app.accept(json!([of_group("a", 1, &[1, 3]), with(of_group("a", 1, &[2]), json!({"rollout_id": "a-2"}))])).await;
+        // The tokens of version 0 are too old, so the four of version 1 are all that the second group trains.
+        app.accept(json!([of_group("b", 1, &[4]), of_group("b", 0, &[5])])).await;
+        let rows = app.samples(&app.lease().await).await;
+        let weights: Vec<f64> = rows.iter().map(|row| row["loss_weight"].as_f64().expect("a number")).collect();
+        close(&weights, &[1.0 / 12.0, 1.0 / 12.0, 1.0 / 12.0, 1.0 / 8.0, 1.0 / 8.0]);
     }
 
     async fn weights_span_all_groups_of_a_batch(app: TestApp) {

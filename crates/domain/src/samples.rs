@@ -49,6 +49,8 @@ pub struct BatchMember {
     /// Tokens of each segment; none if it has at most one segment.
     pub segment_tokens: Option<Vec<u64>>,
     pub trained_tokens: u64,
+    /// Trained tokens of all rollouts of its group, with the mask as delivered.
+    pub group_trained_tokens: u64,
     /// Tokens of versions below this one are delivered with mask 0.
     pub mask_below: Option<Version>,
     /// Checksum of the advantages of its group; none before they are known.

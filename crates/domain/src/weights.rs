@@ -11,6 +11,8 @@ pub struct BatchWeights {
     pub weighting: LossWeighting,
     /// L of `constant`; not used by the other weightings.
     pub constant: f64,
+    /// P: groups of the batch.
+    pub groups: u64,
     /// G: kept and masked rollouts of the batch.
     pub rollouts: u64,
     /// N: sum over rollouts of max(1, samples with a trained token).
@@ -26,6 +28,8 @@ pub struct RolloutMask {
     pub trained_tokens: u64,
     /// Samples with a trained token.
     pub trained_samples: u64,
+    /// M of its group: trained tokens over its rollouts.
+    pub group_tokens: u64,
 }
 
 impl BatchWeights {
@@ -35,6 +39,7 @@ impl BatchWeights {
     /// - `turn_mean`: 1 / (G T max(1, M of the sample)), T = max(1, trained samples of the rollout).
     /// - `sample_mean`: 1 / (N max(1, M of the sample)) (GRPO as first published).
     /// - `token_mean`: 1 / max(1, M of the batch) (DAPO).
+    /// - `prompt_mean`: 1 / (P max(1, M of the group)).
     /// - `constant`: 1 / (G L) (Dr. GRPO).
     #[must_use]
     pub fn of_sample(&self, rollout: RolloutMask, sample_tokens: u64) -> f64 {
@@ -45,6 +50,7 @@ impl BatchWeights {
             LossWeighting::TurnMean => rollouts * at_least_one(rollout.trained_samples) * at_least_one(sample_tokens),
             LossWeighting::SampleMean => at_least_one(self.samples) * at_least_one(sample_tokens),
             LossWeighting::TokenMean => at_least_one(self.trained_tokens),
+            LossWeighting::PromptMean => at_least_one(self.groups) * at_least_one(rollout.group_tokens),
             LossWeighting::Constant => rollouts * self.constant,
         };
         1.0 / divisor
@@ -55,25 +61,33 @@ impl BatchWeights {
 mod tests {
     use super::*;
 
-    /// The loss of a batch with the given per-token losses by rollout and sample, where every token is trained.
-    fn loss(weighting: LossWeighting, rollouts: &[&[&[f64]]]) -> f64 {
-        let samples = rollouts.iter().map(|samples| samples.len() as u64).sum();
-        let tokens = rollouts.iter().flat_map(|samples| samples.iter()).map(|sample| sample.len() as u64).sum();
+    /// The loss of a batch with the given per-token losses by rollout and sample, where every token is trained. The
+    /// groups have so many rollouts.
+    fn loss(weighting: LossWeighting, groups: &[usize], rollouts: &[&[&[f64]]]) -> f64 {
+        let tokens_of = |samples: &[&[f64]]| samples.iter().map(|sample| sample.len() as u64).sum::<u64>();
         let weights = BatchWeights {
             weighting,
             constant: 10.0,
+            groups: groups.len() as u64,
             rollouts: rollouts.len() as u64,
-            samples,
-            trained_tokens: tokens,
+            samples: rollouts.iter().map(|samples| samples.len() as u64).sum(),
+            trained_tokens: rollouts.iter().map(|samples| tokens_of(samples)).sum(),
         };
-        let of_rollout = |samples: &&[&[f64]]| -> f64 {
-            let mask = RolloutMask {
-                trained_tokens: samples.iter().map(|sample| sample.len() as u64).sum(),
-                trained_samples: samples.len() as u64,
-            };
-            samples.iter().map(|sample| weights.of_sample(mask, sample.len() as u64) * sample.iter().sum::<f64>()).sum()
-        };
-        rollouts.iter().map(of_rollout).sum()
+        let (mut loss, mut rest) = (0.0, rollouts);
+        for &size in groups {
+            let group;
+            (group, rest) = rest.split_at(size);
+            let group_tokens = group.iter().map(|samples| tokens_of(samples)).sum();
+            for samples in group {
+                let (trained_tokens, trained_samples) = (tokens_of(samples), samples.len() as u64);
+                let mask = RolloutMask { trained_tokens, trained_samples, group_tokens };
+                for sample in *samples {
+                    loss += weights.of_sample(mask, sample.len() as u64) * sample.iter().sum::<f64>();
+                }
+            }
+        }
+        assert!(rest.is_empty());
+        loss
     }
 
     #[test]
@@ -84,8 +98,9 @@ mod tests {
             (LossWeighting::TurnMean, 8.0),
             (LossWeighting::SampleMean, 6.5),
             (LossWeighting::TokenMean, 6.5),
+            (LossWeighting::PromptMean, 6.5),
         ] {
-            assert!((loss(weighting, batch) - expected).abs() < 1e-9, "{weighting:?}");
+            assert!((loss(weighting, &[2], batch) - expected).abs() < 1e-9, "{weighting:?}");
         }
     }
 
@@ -97,9 +112,20 @@ mod tests {
             (LossWeighting::TurnMean, 3.75),
             (LossWeighting::SampleMean, 9.5 / 3.0),
             (LossWeighting::TokenMean, 3.5),
+            (LossWeighting::PromptMean, 3.5),
             (LossWeighting::Constant, 1.05),
         ] {
-            assert!((loss(weighting, batch) - expected).abs() < 1e-9, "{weighting:?}");
+            assert!((loss(weighting, &[2], batch) - expected).abs() < 1e-9, "{weighting:?}");
+        }
+    }
+
+    #[test]
+    fn worked_numbers_of_two_groups_hold() {
+        let batch: &[&[&[f64]]] = &[&[&[1.0], &[2.0, 3.0, 4.0]], &[&[5.0, 6.0]], &[&[7.0]]];
+        for (weighting, expected) in
+            [(LossWeighting::RolloutMean, 5.0), (LossWeighting::TokenMean, 4.0), (LossWeighting::PromptMean, 5.25)]
+        {
+            assert!((loss(weighting, &[2, 1], batch) - expected).abs() < 1e-9, "{weighting:?}");
         }
     }
 }

@@ -117,7 +117,7 @@ impl Buffer {
         let parts = members.into_iter().map(|member| Part { member, wanted: None });
         let page = parts.zip(payloads.into_iter().map(|stored| stored.payload)).collect();
         let weighting = LossWeighting::default();
-        let weights = BatchWeights { weighting, constant: 1.0, rollouts: 0, samples: 0, trained_tokens: 0 };
+        let weights = BatchWeights { weighting, constant: 1.0, groups: 0, rollouts: 0, samples: 0, trained_tokens: 0 };
         let Ok(page) = unpack(page, weights).await? else { return Ok(Vec::new()) };
         let rows = move || page.map(|row| Sample { loss_weight: 0.0, ..row }).collect();
         Ok(tokio::task::spawn_blocking(rows).await.map_err(|_| StoreError::Closed)?)
@@ -139,7 +139,7 @@ async fn members(buffer: &Buffer, batch: &Batch) -> Result<Vec<BatchMember>, Buf
     if let Some(member) = checked::broken_groups(&members).next() {
         return Err(quarantine(buffer, batch, member, Damaged("its advantages differ from their seal")).await?);
     }
-    if checked::totals(&members) != (batch.weights.samples, batch.weights.trained_tokens) {
+    if checked::totals(&members) != Some((batch.weights.samples, batch.weights.trained_tokens)) {
         let found = format!("the rollouts of batch {} do not add up to its totals", batch.batch_id);
         return Err(StoreError::Corrupt(found).into());
     }

@@ -237,6 +237,8 @@ pub enum LossWeighting {
     SampleMean,
     /// Every trained token has the same weight.
     TokenMean,
+    /// Every group has the same weight, which its trained tokens share equally.
+    PromptMean,
     /// Every token is divided by a constant (Dr. GRPO); needs `loss_constant`.
     Constant,
 }

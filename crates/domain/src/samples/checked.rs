@@ -69,7 +69,8 @@ fn mask_as_delivered<'a>(
     segments: impl Iterator<Item = (Option<&'a [VersionSpan]>, &'a mut [u8])>,
 ) -> Result<(RolloutMask, Version), Damaged> {
     let spans = member.row.trained_spans.as_deref().unwrap_or_default();
-    let (mut mask, mut count) = (RolloutMask { trained_tokens: 0, trained_samples: 0 }, 0);
+    let (mut mask, mut count) =
+        (RolloutMask { trained_tokens: 0, trained_samples: 0, group_tokens: member.group_trained_tokens }, 0);
     for (index, (versions, loss_mask)) in segments.enumerate() {
         count += 1;
         if member.row.verdict != Verdict::Kept {
@@ -115,12 +116,21 @@ pub fn broken_groups(members: &[BatchMember]) -> impl Iterator<Item = &BatchMemb
     groups.filter(is_broken).map(|group| &group[0])
 }
 
-/// The samples and tokens that the weights of a batch count: N, and the sum of all masks.
-pub fn totals(members: &[BatchMember]) -> (u64, u64) {
-    members.iter().fold((0, 0), |(samples, tokens), member| match member.row.verdict {
-        Verdict::Kept => (samples + u64::from(member.trained_segments.max(1)), tokens + member.trained_tokens),
-        Verdict::Masked | Verdict::Dropped | Verdict::Late => (samples + 1, tokens),
-    })
+/// The samples and tokens that the weights of a batch count: N, and the sum of all masks. None if the tokens of a group
+/// are not those of its rollouts.
+pub fn totals(members: &[BatchMember]) -> Option<(u64, u64)> {
+    let (mut samples, mut tokens) = (0, 0);
+    for group in members.chunk_by(|one, next| one.group_pk == next.group_pk) {
+        let kept = || group.iter().filter(|member| member.row.verdict == Verdict::Kept);
+        let of_group: u64 = kept().map(|member| member.trained_tokens).sum();
+        if group.iter().any(|member| member.group_trained_tokens != of_group) {
+            return None;
+        }
+        tokens += of_group;
+        samples += (group.len() - kept().count()) as u64;
+        samples += kept().map(|member| u64::from(member.trained_segments.max(1))).sum::<u64>();
+    }
+    Some((samples, tokens))
 }
 
 /// Zeroes the mask of tokens of versions below `oldest`.

@@ -44,7 +44,7 @@ pub(super) use select_batch;
 pub(super) fn read(mut row: Row) -> Result<Batch, StoreError> {
     let policy: String = row.get("policy")?;
     let metrics: String = row.get("metrics")?;
-    let rollouts = row.get("rollout_count")?;
+    let (groups, rollouts) = (row.get("group_count")?, row.get("rollout_count")?);
     let weighting: LossWeighting = row.parse("loss_weighting")?;
     Ok(Batch {
         batch_pk: row.get("batch_pk")?,
@@ -61,13 +61,14 @@ pub(super) fn read(mut row: Row) -> Result<Batch, StoreError> {
         failed_deliveries: row.get("failed_deliveries")?,
         resumes: row.get("resumes")?,
         step: row.get("step")?,
-        groups: row.get("group_count")?,
+        groups,
         rollouts,
         samples: row.get("sample_count")?,
         tokens: row.get("token_count")?,
         weights: BatchWeights {
             weighting,
             constant: row.get("loss_constant")?,
+            groups: u64::from(groups),
             rollouts: rollouts.into(),
             samples: row.get("weight_samples")?,
             trained_tokens: row.get("weight_tokens")?,

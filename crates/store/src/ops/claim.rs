@@ -242,6 +242,7 @@ async fn insert_batch(
     let weights = BatchWeights {
         weighting: policy.rules.loss_weighting,
         constant: policy.rules.loss_constant.unwrap_or(1.0),
+        groups: groups.len() as u64,
         rollouts: sum(|group| group.rollouts),
         samples: sum(|group| group.trained_samples),
         trained_tokens: sum(|group| group.trained_tokens),
@@ -260,7 +261,7 @@ async fn insert_batch(
         claim.expires_at(policy),
         failed + 1,
         failed,
-        groups.len(),
+        weights.groups,
         weights.rollouts,
         sum(|group| group.samples),
         sum(|group| group.tokens),

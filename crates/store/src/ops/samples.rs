@@ -32,7 +32,8 @@ macro_rules! select_members {
             "
             SELECT r.rollout_pk, r.group_pk, g.group_id, r.rollout_id, r.verdict, r.reward, r.advantage,
                 r.policy_version, r.segments, r.trained_segments, r.tokens, r.segment_tokens, r.trained_tokens,
-                r.unpacked_bytes, r.trained_spans, r.seal, g.seal AS group_seal, g.mask_below, g.purged_us
+                r.unpacked_bytes, r.trained_spans, r.seal, g.seal AS group_seal, g.mask_below, g.purged_us,
+                g.trained_tokens AS group_trained_tokens
             ",
             $from
         )
@@ -120,6 +121,7 @@ pub(super) fn read_member(mut row: Row) -> Result<BatchMember, StoreError> {
         trained_segments: row.get("trained_segments")?,
         segment_tokens: read_json(&mut row, "segment_tokens")?,
         trained_tokens: row.get("trained_tokens")?,
+        group_trained_tokens: row.get("group_trained_tokens")?,
         mask_below: row.get("mask_below")?,
         group_seal: row.get("group_seal")?,
     })

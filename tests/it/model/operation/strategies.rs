@@ -228,6 +228,7 @@ fn rules() -> impl Strategy<Value = Rules> {
         LossWeighting::TurnMean,
         LossWeighting::SampleMean,
         LossWeighting::TokenMean,
+        LossWeighting::PromptMean,
         LossWeighting::Constant,
     ]);
     let retention =

@@ -215,6 +215,7 @@ impl Reference {
         let batch = &self.batches[&batch];
         let mut rows = Vec::new();
         for group in &batch.carried {
+            let of_group = self.members(*group, &VOTING).map(|rollout| rollout.delivered_tokens()).sum();
             for rollout in self.members(*group, &VOTING) {
                 // A rollout without segments is one row without tokens.
                 let empty =
@@ -234,7 +235,7 @@ impl Reference {
                         reward: rollout.body.reward().map(millionths),
                         // Delivered as the nearest 32-bit float.
                         advantage: millionths(f64::from(rollout.advantage.unwrap_or(0.0) as f32)),
-                        loss_weight: millionths(batch.cut.loss_weight(rollout, trained)),
+                        loss_weight: millionths(batch.cut.loss_weight(rollout, trained, of_group)),
                         policy_version: rollout.version,
                         content,
                     });
@@ -422,7 +423,7 @@ impl Rollout {
 
 impl Cut {
     /// The table under "Loss weights" in `docs/semantics.md`.
-    fn loss_weight(&self, rollout: &Rollout, sample_tokens: u64) -> f64 {
+    fn loss_weight(&self, rollout: &Rollout, sample_tokens: u64, group_tokens: u64) -> f64 {
         let (g, n) = (self.rollouts as f64, self.trained_samples as f64);
         let m_i = sample_tokens.max(1) as f64;
         let m_r = rollout.delivered_tokens().max(1) as f64;
@@ -432,6 +433,7 @@ impl Cut {
             LossWeighting::TurnMean => 1.0 / (g * t_r * m_i),
             LossWeighting::SampleMean => 1.0 / (n * m_i),
             LossWeighting::TokenMean => 1.0 / self.trained_tokens.max(1) as f64,
+            LossWeighting::PromptMean => 1.0 / (self.groups as f64 * group_tokens.max(1) as f64),
             LossWeighting::Constant => 1.0 / (g * LOSS_CONSTANT),
         }
     }
