@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import math
 import urllib.request
@@ -308,6 +309,12 @@ def test_an_argument_that_does_not_exist_is_refused(
     for begin in methods:
         with pytest.raises(TypeError, match="no argument epoch: it takes .*data_pass"):
             begin(policy, epoch=3)
+
+
+@pytest.mark.parametrize("options", [forebay.types.RolloutOptions, forebay.types.SessionOptions])
+def test_help_has_a_line_for_each_argument(options: Any) -> None:
+    listed = [line.split("`")[1] for line in inspect.getdoc(options).splitlines() if line.startswith("- `")]
+    assert sorted(listed) == sorted(options.__optional_keys__) and len(listed) > 5
 
 
 def test_an_admission_brings_the_version(fb: forebay.Client, policy: str) -> None:
