@@ -317,6 +317,35 @@ def test_help_has_a_line_for_each_argument(options: Any) -> None:
     assert sorted(listed) == sorted(options.__optional_keys__) and len(listed) > 5
 
 
+@pytest.mark.parametrize("in_bundle", [False, True])
+def test_a_missing_reward_is_told_when_the_rollout_is_posted_and_not_when_it_is_kept(
+    fb: forebay.Client,
+    asynchronous: forebay.AsyncClient,
+    policy: str,
+    caplog: pytest.LogCaptureFixture,
+    in_bundle: bool,
+) -> None:
+    bundle = fb.bundle() if in_bundle else None
+    r = (bundle or fb).rollout(policy)
+    r.record(answer([1], [2]))
+    assert (r.trajectory() if bundle is None else bundle.trajectories()[0]).reward is None
+    assert caplog.records == []
+    (bundle or r).post()
+    assert "has no reward, so the service will drop it" in caplog.text
+
+    async def main() -> None:
+        bundle = asynchronous.bundle() if in_bundle else None
+        r = await (bundle or asynchronous).rollout(policy)
+        r.record(answer([1], [2]))
+        r.trajectory()
+        assert caplog.records == []
+        await (bundle or r).post()
+
+    caplog.clear()
+    asyncio.run(main())
+    assert "has no reward, so the service will drop it" in caplog.text
+
+
 def test_an_admission_brings_the_version(fb: forebay.Client, policy: str) -> None:
     fb.publish(policy, 3)
     admission = fb.admit(policy, rollouts=1)
