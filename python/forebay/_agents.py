@@ -28,8 +28,8 @@ class AgentMethods:
 
         The version of the policy is noted now, unless `policy_version` or an `admission` brings it. Further arguments
         are `rollout_id`, `group_id`, `group_size`, `data_pass` (the number of the pass over the data set, which is
-        appended to both ids), `environment`, `execution_id`, `sampling`, `version_labels`, `model` and `metadata`:
-        `types.RolloutOptions` says what they are.
+        appended to both ids), `environment`, `execution_id`, `sampling`, `version_labels`, `model`, `keep_messages` and
+        `metadata`: `types.RolloutOptions` says what they are.
         """
         return Rollout(cast("Client", self), policy, **options)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping
 from typing import Any, TypedDict
 
@@ -10,61 +11,81 @@ from ._wire import Admission, Sampling, SessionModel
 
 
 class CommonOptions(TypedDict, total=False):
-    """What rollouts and sessions have in common. Everything may be left out, and None means the same."""
+    """What rollouts and sessions have in common. Everything may be left out, and None means the same.
+
+    - `rollout_id`: Id of the rollout. Without one it gets a new one.
+    - `group_id`: Id of the group: rollouts of one task that are compared with each other.
+    - `group_size`: Size of the group in rollouts; that of the policy's rules if it is left out.
+    - `data_pass`: Number of the pass over the data set. It is appended to `group_id` and `rollout_id`, as in
+      `17.pass2`, because every pass needs ids of its own.
+    - `environment`: Label of the environment.
+    - `sampling`: How tokens are sampled.
+    - `metadata`: What is kept with the rollout.
+    """
 
     rollout_id: str | None
-    """Id of the rollout. Without one it gets a new one."""
     group_id: str | None
-    """Id of the group: rollouts of one task that are compared with each other."""
     group_size: int | None
-    """Size of the group in rollouts; that of the policy's rules if it is left out."""
     data_pass: int | None
-    """Number of the pass over the data set. It is appended to `group_id` and `rollout_id`, as in `17.pass2`, because
-    every pass needs ids of its own."""
     environment: str | None
-    """Label of the environment."""
     sampling: Sampling | Mapping[str, Any] | None
-    """How tokens are sampled."""
     metadata: Mapping[str, Any] | None
-    """What is kept with the rollout."""
 
 
 class BundledOptions(CommonOptions, total=False):
-    """The arguments of a rollout in a bundle."""
+    """The arguments of a rollout in a bundle. Everything may be left out, and None means the same.
+
+    - `policy_version`: The version of the weights that generate the rollout. Otherwise that of the `admission`, or the
+      current one.
+    - `admission`: Room that was reserved for the rollout.
+    - `version_labels`: What the labels of the engine's weights mean as versions, if they are not the numbers of the
+      versions: a mapping, or a function that may return None.
+    - `model`: The name of the model in calls of `chat`, which is otherwise that of the policy.
+    - `keep_messages`: Whether the messages of the last call are kept with the rollout, as they are by default.
+    """
 
     policy_version: int | None
-    """The version of the weights that generate the rollout. Otherwise that of the `admission`, or the current one."""
     admission: Admission | None
-    """Room that was reserved for the rollout."""
     version_labels: Labels | None
-    """What the labels of the engine's weights mean as versions, if they are not the numbers of the versions: a mapping,
-    or a function that may return None."""
     model: str | None
-    """The name of the model in calls of `chat`, which is otherwise that of the policy."""
     keep_messages: bool | None
-    """Whether the messages of the last call are kept with the rollout, as they are by default."""
 
 
 class RolloutOptions(BundledOptions, total=False):
-    """The arguments of a rollout."""
+    """The arguments of a rollout. Everything may be left out, and None means the same.
+
+    - `execution_id`: Id of the execution that the rollout belongs to.
+    """
 
     execution_id: str | None
-    """Id of the execution that the rollout belongs to."""
 
 
 class SessionOptions(CommonOptions, total=False):
-    """The arguments of a session."""
+    """The arguments of a session. Everything may be left out, and None means the same.
+
+    - `models`: What the agent's model names stand for: the name of a policy, or None for a model that is not trained.
+    - `execution_id`: Id of the execution that the session belongs to.
+    - `ttl_s`: Seconds after which the session expires.
+    - `idle_s`: Seconds without a call after which the session expires.
+    - `max_calls`: The most calls.
+    """
 
     models: Mapping[str, SessionModel | str | None] | None
-    """What the agent's model names stand for: the name of a policy, or None for a model that is not trained."""
     execution_id: str | None
-    """Id of the execution that the session belongs to."""
     ttl_s: int | None
-    """Seconds after which the session expires."""
     idle_s: int | None
-    """Seconds without a call after which the session expires."""
     max_calls: int | None
-    """The most calls."""
+
+
+def _inherit_arguments(options: type, base: type) -> None:
+    """Appends the arguments of the base to the docstring, because `help` does not know the bases of a TypedDict."""
+    inherited = inspect.cleandoc(base.__doc__ or "").partition("\n\n")[2]
+    options.__doc__ = f"{inspect.cleandoc(options.__doc__ or '')}\n{inherited}"
+
+
+_inherit_arguments(BundledOptions, CommonOptions)
+_inherit_arguments(RolloutOptions, BundledOptions)
+_inherit_arguments(SessionOptions, CommonOptions)
 
 
 def session_request(policy: str | None, options: SessionOptions) -> dict[str, Any]:

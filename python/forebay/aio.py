@@ -196,7 +196,7 @@ class AsyncClient(AsyncAgentMethods):
     wait_version = _twin(Client.wait_version)
     version = _twin(Client.version)
     get_tokenizer = _twin(Client.get_tokenizer)
-    overview = _twin_iterator(Client.overview)
+    list_overview = _twin_iterator(Client.list_overview)
     get_why = _twin(Client.get_why)
     why = _twin(Client.why)
     get_series = _twin(Client.get_series)

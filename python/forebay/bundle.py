@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ._wire import Receipt, Trajectory
 from .errors import RecordError
-from .rollout import AsyncRollout, Rollout, post_all_aborted
+from .rollout import AsyncRollout, Rollout, post_all_aborted, warn_without_reward
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -64,6 +64,7 @@ class Bundle:
         with self._lock:
             if self._receipts is None:
                 trajectories = self.trajectories()
+                warn_without_reward(trajectories)
                 if not trajectories:
                     self._receipts = []
                 elif self._state is not None:
@@ -123,6 +124,7 @@ class AsyncBundle:
         """Posts the rollouts, if that has not happened. The end of the block does it."""
         if self._receipts is None:
             trajectories = self.trajectories()
+            warn_without_reward(trajectories)
             state, sync = self._state, self._client.sync
             if not trajectories:
                 self._receipts = []

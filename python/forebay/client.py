@@ -109,6 +109,9 @@ ADMISSION_PAUSE_S = 5.0
 PAGE = 1_000
 """Entries that are asked for at once; the API allows no more."""
 
+OVERVIEW_PAGE = 200
+"""The same for the overview, of which the API allows fewer."""
+
 BULK_LINES = 512
 """Trajectories of one request of `post_many`: the service takes up to 16,384 and up to 64 MiB."""
 
@@ -700,9 +703,9 @@ class Client(AgentMethods):
         except errors.NotFound:
             return None
 
-    def overview(self) -> Iterator[OverviewPolicy]:
+    def list_overview(self) -> Iterator[OverviewPolicy]:
         """Yields the policies that the key may access with their states, the worst first."""
-        return self._pages(path("overview"), {}, Overview, lambda page: page.policies)
+        return self._pages(path("overview"), {}, Overview, lambda page: page.policies, OVERVIEW_PAGE)
 
     def get_why(self, policy: str = "default") -> PolicyWhy:
         """Returns why a policy is as it is: its state, causes with numbers, and what is not the reason."""
@@ -714,15 +717,15 @@ class Client(AgentMethods):
 
     def get_series(
         self,
-        metrics: Sequence[str],
         policy: str = "default",
         *,
-        since: str | None = None,
-        until: str | None = None,
+        metrics: Sequence[str],
+        from_: str | None = None,
+        to: str | None = None,
         step_s: int | None = None,
     ) -> PolicySeries:
         """Returns what happened to a policy over time, in buckets: in the last hour, or between RFC 3339 times."""
-        query = {"from": since, "to": until, "step_s": step_s, "metrics": ",".join(metrics)}
+        query = {"from": from_, "to": to, "step_s": step_s, "metrics": ",".join(metrics)}
         return self._call("GET", path("policies", policy, "series"), query=query, into=PolicySeries)
 
     def list_steps(self, policy: str = "default", *, order: ListOrder | None = None) -> Iterator[StepInfo]:
@@ -923,11 +926,16 @@ class Client(AgentMethods):
         return self._send(Call(method=method, path=place, query=query or {}, repeat=repeat, body=encoded))
 
     def _pages(
-        self, place: str, query: Mapping[str, Any], page: type[T], items: Callable[[T], Sequence[Any]]
+        self,
+        place: str,
+        query: Mapping[str, Any],
+        page: type[T],
+        items: Callable[[T], Sequence[Any]],
+        limit: int | None = None,
     ) -> Iterator[Any]:
         after: str | None = None
         while True:
-            found = self._call("GET", place, into=page, query={**query, "limit": PAGE, "after": after})
+            found = self._call("GET", place, into=page, query={**query, "limit": limit or PAGE, "after": after})
             yield from items(found)
             after = cast("Any", found).next
             if after is None:

@@ -288,6 +288,11 @@ class Superseded(Conflict):
     """Another trainer has resumed, or the service was restored."""
 
     types = ("superseded",)
+    way_out = (
+        "Either another trainer has resumed this policy, or the service was restored from a backup; then "
+        "get_policy(policy).restored is true. If no other trainer is to go on, start this one again: "
+        "Trainer(..., last_saved=STEP) resumes from its last checkpoint."
+    )
 
 
 class LineageGap(Conflict):

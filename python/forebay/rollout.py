@@ -195,8 +195,6 @@ class Recording:
             raise RecordError(
                 "no call was recorded in this rollout: pass the engine's answers to record(), or call abort()"
             )
-        if self.reward is None and self.status not in ("aborted", "failed"):
-            log.warning("the rollout %s has no reward, so the service will drop it", self.rollout_id)
         return replace(
             posted,
             status=self.status or ("truncated" if self._turns.is_full else None),
@@ -324,7 +322,9 @@ class Rollout(Recording):
             raise RecordError(IN_BUNDLE)
         with self._lock:
             if self._receipt is None:
-                self._receipt = self._client.post(self.trajectory())
+                trajectory = self.trajectory()
+                warn_without_reward([trajectory])
+                self._receipt = self._client.post(trajectory)
             return self._receipt
 
     def __enter__(self) -> Rollout:
@@ -340,6 +340,13 @@ class Rollout(Recording):
         self.failed(error)
         if self._bundle is None and self._receipt is None:
             self._receipt = post_aborted(self._client, error, self.trajectory())
+
+
+def warn_without_reward(trajectories: Iterable[Trajectory]) -> None:
+    """Logs which rollouts of a post will be dropped. A rollout that is kept elsewhere may still get its reward."""
+    for trajectory in trajectories:
+        if trajectory.reward is None and trajectory.status not in ("aborted", "failed"):
+            log.warning("the rollout %s has no reward, so the service will drop it", trajectory.rollout_id)
 
 
 def post_aborted(client: Client, error: BaseException, trajectory: Trajectory) -> Receipt | None:
@@ -430,6 +437,7 @@ class AsyncRollout(Recording):
             raise RecordError(IN_BUNDLE)
         if self._receipt is None:
             trajectory = self.trajectory()
+            warn_without_reward([trajectory])
             self._receipt = await self._client.run(lambda: self._client.sync.post(trajectory))
         return self._receipt
 

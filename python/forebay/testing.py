@@ -15,7 +15,9 @@ from __future__ import annotations
 
 import json
 import struct
+import sys
 import threading
+import traceback
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -170,6 +172,9 @@ class Engine:
 
     `script` is a list of answers, which are given in the order in which calls arrive, or a function from a request to
     an answer. A text is an answer. A call that the script has no answer for is refused with status 400.
+
+    If the script raises, the call is answered with status 500 and the name of the exception, whose traceback goes to
+    stderr. At the end of the `with` block the first such exception is raised, unless the block itself has raised.
     """
 
     def __init__(
@@ -186,6 +191,8 @@ class Engine:
         """The label of the weights, which SGLang reports. It may be changed at any time."""
         self.requests: list[Request] = []
         """Every call that arrived."""
+        self.error: BaseException | None = None
+        """The first exception of the script."""
         self._script = script
         self._lock = threading.Lock()
         self._server = _Server(("127.0.0.1", 0), self)
@@ -215,6 +222,8 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+        if error is None and self.error is not None:
+            raise self.error
 
     def answer(
         self, path: str, body: Mapping[str, Any], *, is_probe: bool
@@ -236,14 +245,18 @@ class Engine:
                 given = self._script[request.place]
             else:
                 return _error(400, f"the script has no answer to call {request.place}"), None
-        answer = self._script(request) if callable(self._script) else cast("Answer | str", given)
-        if isinstance(answer, str):
-            answer = Answer(answer)
-        if answer.before is not None:
-            answer.before()
-        if answer.status != 200:
-            return _error(answer.status, answer.text), None
-        return {}, self._sample(request, answer)
+        try:
+            answer = _checked(self._script(request) if callable(self._script) else given)
+            if answer.before is not None:
+                answer.before()
+            if answer.status != 200:
+                return _error(answer.status, answer.text), None
+            return {}, self._sample(request, answer)
+        except BaseException as error:  # `pytest.fail` raises what is no Exception.
+            traceback.print_exception(error)
+            with self._lock:
+                self.error = self.error or error
+            return _error(500, "the script failed: " + "".join(traceback.format_exception_only(error)).strip()), None
 
     def _sample(self, request: Request, answer: Answer) -> _Sampled:
         prompt = list(request.prompt_tokens)
@@ -296,7 +309,9 @@ class _Server(ThreadingHTTPServer):
         super().__init__(address, _Handler)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        pass  # Clients that hang up are what some tests want.
+        # Clients that hang up are what some tests want.
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -390,6 +405,15 @@ class _Handler(BaseHTTPRequestHandler):
         data = text.encode()
         self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
         self.wfile.flush()
+
+
+def _checked(answer: object) -> Answer:
+    """What a script returned, as an answer."""
+    if isinstance(answer, str):
+        return Answer(answer)
+    if not isinstance(answer, Answer):
+        raise TypeError(f"the answer of a script must be a text or an Answer, and is {answer!r}")
+    return answer
 
 
 def _scored_from(request: Request) -> int | None:

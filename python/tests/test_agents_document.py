@@ -83,6 +83,7 @@ def test_the_agent_posts_groups_of_one_segment_each(environment: dict[str, str])
         ("forebay.State(", ""),
         ('Client(spool="spool")', "kept\n"),
         ("forebay.testing.Engine(script)", ""),
+        ("forebay.testing.Engine(answer)", "kept\n"),
     ],
 )
 def test_a_program_runs_as_printed(environment: dict[str, str], beginning: str, output: str) -> None:
@@ -90,7 +91,7 @@ def test_a_program_runs_as_printed(environment: dict[str, str], beginning: str, 
 
 
 def test_every_program_is_run() -> None:
-    assert len(BLOCKS) == 9
+    assert len(BLOCKS) == 10
 
 
 def test_the_state_of_the_document_can_be_continued(environment: dict[str, str]) -> None:

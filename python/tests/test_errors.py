@@ -60,6 +60,17 @@ def test_an_error_goes_through_a_pickle_with_all_it_knows(fb: forebay.Client) ->
     assert (str(again), again.violations, again.problem) == (str(error), error.violations, error.problem)
 
 
+def test_a_superseded_trainer_is_told_why_and_what_to_do(fb: forebay.Client, policy: str) -> None:
+    with (
+        forebay.Trainer(policy, client=fb) as run,
+        forebay.Trainer(policy, client=fb),
+        pytest.raises(errors.Superseded) as refused,
+    ):
+        next(iter(run))
+    for part in ("another trainer has resumed", "restored from a backup", "start this one again", "last_saved=STEP"):
+        assert part in str(refused.value)
+
+
 def test_no_error_and_no_representation_has_the_key(stub: type[Stub]) -> None:
     key = "fb_secret_key"
     answers = [problem(401, "unauthorized"), problem(503, "overloaded"), answer(500, "oops", media="text/plain")]

@@ -105,7 +105,7 @@ def eventually(condition: Callable[[], bool]) -> None:
 
 
 def test_every_page_is_in_the_index_and_is_short() -> None:
-    rows = re.findall(r"^\| .* \| \[.*\]\((.*)\) \|$", (FOLDER / "README.md").read_text(), re.MULTILINE)
+    rows = re.findall(r"^\| .* \| \[.*\]\((.*)\) \| .* \|$", (FOLDER / "README.md").read_text(), re.MULTILINE)
     assert sorted(rows) == PAGES
     for page in PAGES:
         prose = re.sub(r"^```.*?^```$", "", (FOLDER / page).read_text(), flags=re.MULTILINE | re.DOTALL)
@@ -270,6 +270,14 @@ def test_a_reward_may_come_after_the_service_was_restarted(tmp_path: Path) -> No
             assert len(list(fb.list_sessions("helpdesk", state="open"))) == 2
             first = recipe.run("late-rewards.md", "judge", "ticket-17-1", "1.0")
             assert first == "ticket-17-1 is kept, its group open\n"
+            for arguments, why in (
+                ([], "python3 late.py judge ROLLOUT REWARD"),
+                (["judge"], "python3 late.py judge ROLLOUT REWARD"),
+                (["judge", "ticket-18-0", "1.0"], "no session of helpdesk has recorded ticket-18-0"),
+            ):
+                with recipe.started("late-rewards.md", *arguments) as program:
+                    said = program.communicate(timeout=60)[0]
+                assert why in said and "Traceback" not in said and program.returncode == 1
             # It was delivered again, once as it was and once with another reward.
             assert recipe.run("late-rewards.md", "judge", "ticket-17-1", "1.0") == first
             with recipe.started("late-rewards.md", "judge", "ticket-17-1", "0.5") as program:

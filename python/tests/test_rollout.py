@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import json
 import math
 import urllib.request
@@ -308,6 +309,41 @@ def test_an_argument_that_does_not_exist_is_refused(
     for begin in methods:
         with pytest.raises(TypeError, match="no argument epoch: it takes .*data_pass"):
             begin(policy, epoch=3)
+
+
+@pytest.mark.parametrize("options", [forebay.types.RolloutOptions, forebay.types.SessionOptions])
+def test_help_has_a_line_for_each_argument(options: Any) -> None:
+    listed = [line.split("`")[1] for line in inspect.getdoc(options).splitlines() if line.startswith("- `")]
+    assert sorted(listed) == sorted(options.__optional_keys__) and len(listed) > 5
+
+
+@pytest.mark.parametrize("in_bundle", [False, True])
+def test_a_missing_reward_is_told_when_the_rollout_is_posted_and_not_when_it_is_kept(
+    fb: forebay.Client,
+    asynchronous: forebay.AsyncClient,
+    policy: str,
+    caplog: pytest.LogCaptureFixture,
+    in_bundle: bool,
+) -> None:
+    bundle = fb.bundle() if in_bundle else None
+    r = (bundle or fb).rollout(policy)
+    r.record(answer([1], [2]))
+    assert (r.trajectory() if bundle is None else bundle.trajectories()[0]).reward is None
+    assert caplog.records == []
+    (bundle or r).post()
+    assert "has no reward, so the service will drop it" in caplog.text
+
+    async def main() -> None:
+        bundle = asynchronous.bundle() if in_bundle else None
+        r = await (bundle or asynchronous).rollout(policy)
+        r.record(answer([1], [2]))
+        r.trajectory()
+        assert caplog.records == []
+        await (bundle or r).post()
+
+    caplog.clear()
+    asyncio.run(main())
+    assert "has no reward, so the service will drop it" in caplog.text
 
 
 def test_an_admission_brings_the_version(fb: forebay.Client, policy: str) -> None:

@@ -96,6 +96,34 @@ def test_lists_are_read_page_by_page(fb: forebay.Client, policy: str, monkeypatc
     assert fb.get_trajectory(policy, "unknown") is None
 
 
+def test_every_list_can_be_read(server: forebay.Server, fb: forebay.Client, policy: str) -> None:
+    """The service refuses a page that is larger than it allows, and not every list allows the same."""
+    names = [name for name in dir(fb) if name.startswith("list_") and name != "list_session_turns"]
+    assert len(names) == 9
+    read = {name: list(getattr(fb, name)()) for name in names}
+
+    async def again() -> dict[str, list[Any]]:
+        found: dict[str, list[Any]] = {}
+        async with forebay.AsyncClient(server.url) as client:
+            for name in names:
+                found[name] = [entry async for entry in getattr(client, name)()]
+        return found
+
+    for found in (read, asyncio.run(again())):
+        assert "default" in {entry.policy for entry in found["list_overview"]}
+        assert policy in {entry.policy for entry in found["list_policies"]}
+
+
+def test_a_series_has_what_happened_to_a_policy(fb: forebay.Client, policy: str) -> None:
+    fb.post(trajectory(policy))
+    series = fb.get_series(policy, metrics=["kept", "ready_groups"])
+    assert (set(series.metrics), series.step_s, len(series.at)) == ({"kept", "ready_groups"}, 60, 60)
+    series = fb.get_series(
+        policy, metrics=["kept"], from_="2026-01-01T00:00:00Z", to="2026-01-02T00:00:00Z", step_s=86_400
+    )
+    assert (series.step_s, len(series.at)) == (86_400, 1)
+
+
 def test_groups_are_closed_and_discarded(fb: forebay.Client, policy: str) -> None:
     fb.put_policy(policy, PolicyRules(group=GroupRules(size=4, min_size=1)))
     for group in ("a", "b"):

@@ -202,12 +202,12 @@ OPERATIONS: dict[str, list[Callable[[forebay.Client], Any]]] = {
         lambda fb: fb.get_content("p", "r"),
         lambda fb: fb.get_content("p", "r", segment=1, from_=2, limit=3, messages_from=4, messages_limit=5),
     ],
-    "get_overview": [lambda fb: list(fb.overview())],
+    "get_overview": [lambda fb: list(fb.list_overview())],
     "get_policy_why": [lambda fb: fb.get_why("p")],
     "get_why": [lambda fb: fb.why("r"), lambda fb: fb.why("r", "p")],
     "get_series": [
-        lambda fb: fb.get_series(["received"]),
-        lambda fb: fb.get_series(["received", "kept"], "p", since="t", until="u", step_s=60),
+        lambda fb: fb.get_series(metrics=["received"]),
+        lambda fb: fb.get_series("p", metrics=["received", "kept"], from_="t", to="u", step_s=60),
     ],
     "list_steps": [
         lambda fb: list(fb.list_steps("p", order="newest")),
@@ -277,8 +277,11 @@ def test_a_method_sends_and_reads_what_the_document_says(name: str, number: int)
     assert len(call.path.split("/")) == len(template.split("/"))
     for part, given in zip(template.split("/"), call.path.split("/"), strict=True):
         assert part == given or (part.startswith("{") and given)
-    known = {parameter["name"] for parameter in operation.get("parameters", []) if parameter["in"] == "query"}
-    assert set(call.query) <= known
+    known = {part["name"]: part["schema"] for part in operation.get("parameters", []) if part["in"] == "query"}
+    assert set(call.query) <= set(known)
+    for parameter, value in call.query.items():
+        if isinstance(value, int):
+            assert value <= known[parameter].get("maximum", value), parameter
     if "requestBody" not in operation:
         assert call.body is None
     elif call.media == _http.NDJSON:
