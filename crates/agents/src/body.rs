@@ -35,8 +35,12 @@ pub(crate) struct ReadBody {
 /// discarded.
 pub(crate) async fn read(agents: &Agents, session: SessionId, mut body: Body) -> Result<ReadBody, DialectError> {
     let options = agents.options();
-    let limits =
-        Limits { bytes_max: options.body_bytes_max, timeout: options.read_timeout, patience: options.read_timeout };
+    let limits = Limits {
+        bytes_max: options.body_bytes_max,
+        timeout: options.read_timeout,
+        turn: options.read_timeout,
+        patience: options.read_timeout,
+    };
     let announced = body.size_hint().exact().map(|bytes| bytes as usize);
     let mut arriving = Arriving::new(&agents.0.bytes, Some(owner(session)), announced, limits);
     let outcome = match arriving.admit().await {

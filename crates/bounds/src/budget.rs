@@ -75,8 +75,8 @@ struct Bodies {
     by_owner: HashMap<Owner, usize>,
     /// Bytes of bodies that wait for more bytes.
     waiting: usize,
-    /// Large bodies that arrive.
-    arriving: HashMap<Owner, usize>,
+    /// The turns of large bodies to arrive, which are given in the order of the requests.
+    turns: HashMap<Owner, Arc<Semaphore>>,
 }
 
 /// The body that takes bytes.
@@ -158,21 +158,19 @@ impl Budget {
     /// Waits until a body could take bytes, for at most `patience`, and takes none. A large body counts as one that arrives
     /// until the result is dropped.
     async fn wait_for_room(&self, taker: &Taker, bytes: usize, patience: Duration) -> Result<Arrival, Full> {
-        let owner = taker.owner.clone().filter(|_| taker.is_large);
-        let admit = |bodies: &mut Bodies| {
-            if !self.has_room(bodies, taker, bytes) {
-                return Err(Full);
+        let admitted = async {
+            let mut arrival = Arrival { budget: self.clone(), turn: None };
+            if let Some(owner) = taker.owner.clone().filter(|_| taker.is_large) {
+                let turns = Arc::clone(
+                    self.bodies().turns.entry(owner.clone()).or_insert_with(|| Arc::new(Semaphore::new(ARRIVING_MAX))),
+                );
+                let (_, permit) = arrival.turn.insert((owner, None));
+                *permit = Some(turns.acquire_owned().await.map_err(|_| Full)?);
             }
-            if let Some(owner) = &owner {
-                let arriving = bodies.arriving.entry(owner.clone()).or_default();
-                if *arriving == ARRIVING_MAX {
-                    return Err(Full);
-                }
-                *arriving += 1;
-            }
-            Ok(Arrival { budget: self.clone(), owner: owner.clone() })
+            let has_room = |bodies: &mut Bodies| if self.has_room(bodies, taker, bytes) { Ok(()) } else { Err(Full) };
+            self.wait_until(taker, patience, has_room).await.map(|()| arrival)
         };
-        self.wait_until(taker, patience, admit).await
+        tokio::time::timeout(patience, admitted).await.unwrap_or(Err(Full))
     }
 
     async fn wait_until<T>(
@@ -250,22 +248,19 @@ impl Budget {
 #[derive(Debug)]
 struct Arrival {
     budget: Budget,
-    /// The owner whose body counts.
-    owner: Option<Owner>,
+    /// The owner of a large body, and its turn once it has it.
+    turn: Option<(Owner, Option<OwnedSemaphorePermit>)>,
 }
 
 impl Drop for Arrival {
     fn drop(&mut self) {
-        let Some(owner) = &self.owner else { return };
+        let Some((owner, turn)) = self.turn.take() else { return };
+        drop(turn);
         let mut bodies = self.budget.bodies();
-        if let Some(arriving) = bodies.arriving.get_mut(owner) {
-            *arriving -= 1;
-            if *arriving == 0 {
-                bodies.arriving.remove(owner);
-            }
+        // Turns that are taken or waited for hold the semaphore, too.
+        if bodies.turns.get(&owner).is_some_and(|turns| Arc::strong_count(turns) == 1) {
+            bodies.turns.remove(&owner);
         }
-        drop(bodies);
-        self.budget.0.released.notify_waiters();
     }
 }
 
@@ -519,8 +514,12 @@ mod tests {
         }
         arriving.pop();
         arriving.push((&mut next).now_or_never().expect("one of them is read").expect("there is room"));
+        // One that no longer waits leaves nothing either.
+        let mut gone = Box::pin(budget.wait_for_room(&large, 1 << 10, hour));
+        assert!((&mut gone).now_or_never().is_none());
         arriving.clear();
-        assert!(budget.bodies().arriving.is_empty(), "owners without bodies are forgotten");
+        drop(gone);
+        assert!(budget.bodies().turns.is_empty(), "owners without bodies are forgotten");
     }
 
     #[tokio::test]

@@ -30,7 +30,9 @@ pub struct Limits {
     pub bytes_max: usize,
     /// The time for all of it to arrive.
     pub timeout: Duration,
-    /// How long it waits for bytes of the budget each time.
+    /// How long it waits for its turn, before any of it is in memory.
+    pub turn: Duration,
+    /// How long it waits for bytes of the budget each time, when some of it is in memory.
     pub patience: Duration,
 }
 
@@ -110,7 +112,7 @@ impl Arriving {
         if announced > self.limits.bytes_max {
             return Err(Unread::TooLarge);
         }
-        self.arrival = Some(self.budget.wait_for_room(&self.taker, announced, self.limits.patience).await?);
+        self.arrival = Some(self.budget.wait_for_room(&self.taker, announced, self.limits.turn).await?);
         Ok(())
     }
 
@@ -237,7 +239,7 @@ mod tests {
     #[test]
     fn a_body_takes_at_most_twice_what_has_arrived_and_never_more_than_it_announced() {
         let budget = Budget::new(1 << 20);
-        let limits = Limits { bytes_max: 100_000, timeout: SECOND, patience: Duration::ZERO };
+        let limits = Limits { bytes_max: 100_000, timeout: SECOND, turn: Duration::ZERO, patience: Duration::ZERO };
         let announced = Arriving::new(&budget, None, Some(30_000), limits);
         let capacity = |capacity, needed| announced.next_capacity(capacity, needed);
         assert_eq!((capacity(0, 1), capacity(8_000, 8_001), capacity(16_000, 17_000)), (1, 16_000, 30_000));
@@ -250,7 +252,7 @@ mod tests {
         let gauge = prometheus::IntGauge::new("bytes", "bytes").expect("the name is valid");
         let budget = Budget::counted(1 << 20, gauge.clone());
         let announced = isize::MAX as usize;
-        let limits = Limits { bytes_max: announced, timeout: SECOND, patience: Duration::ZERO };
+        let limits = Limits { bytes_max: announced, timeout: SECOND, turn: Duration::ZERO, patience: Duration::ZERO };
         let mut body = http_body_util::Full::new(Bytes::from(vec![b' '; 2 * SMALL_BYTES_MAX]));
         let read = Arriving::new(&budget, None, Some(announced), limits).read(&mut body).await;
         assert_eq!((read.err(), gauge.get()), (Some(Unread::NoMemory), 0));
