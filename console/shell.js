@@ -8,7 +8,7 @@ import { SCREENS } from "./router.js";
 
 /** The keys that work on every screen. */
 export const GLOBAL_KEYS = [
-    ["/", "ask about a rollout, group or batch by its id"],
+    ["/", "ask about a rollout, group, batch or session by its id"],
     ["j k", "next and previous row"],
     ["w", "why: the reasons"],
     ["t", "numbers as tables instead of charts"],

@@ -96,7 +96,7 @@ enum Command {
     /// with 0 if the export is complete, with 3 if it was written without rollouts whose stored data is damaged, and
     /// otherwise with 1 and without a file.
     Export(Box<export::ExportArgs>),
-    /// Say why a policy is as it is, or what became of a rollout, group or batch
+    /// Say why a policy is as it is, or what became of a rollout, group, batch or session
     ///
     /// Asks a running service, which works it out of its ledger. Exits with 1 if nothing has this name or id.
     Why(why::WhyArgs),

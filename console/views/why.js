@@ -1,12 +1,15 @@
-// Why: what became of a rollout, a group or a batch, as sentences from the ledger. It never changes by itself.
+// Why: what became of a rollout, a group, a batch or a session, as sentences from the ledger. It never changes by itself.
 
 import { batchHash, groupHash, hash, rolloutHash, whyHash } from "../address.js";
 import { lifeBadge, time, untrusted } from "../elements.js";
 import * as format from "../format.js";
 import { html, nothing } from "../html.js";
 
+// Sessions have no screen of their own.
 /** @type {Record<string, (policy: string, id: string) => string>} */
-const OF_KIND = { rollout: rolloutHash, group: groupHash, batch: batchHash };
+const OF_KIND = {
+    rollout: rolloutHash, group: groupHash, batch: batchHash, session: (policy) => hash(`policies/${policy}`),
+};
 
 /**
  * @param {Schemas["LifeStep"]} step
@@ -55,7 +58,7 @@ export const view = {
     render(context) {
         const { data, params } = context;
         if (data.answer === null) {
-            return html`<h1>Why?</h1><p>Ask with the id of a rollout, a group or a batch, in the field above.</p>`;
+            return html`<h1>Why?</h1><p>Ask with the id of a rollout, a group, a batch or a session, in the field above.</p>`;
         }
         return html`<h1>why <span class="mono">${untrusted(params.id)}</span></h1>${found(data.answer, context)}`;
     },

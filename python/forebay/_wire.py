@@ -179,7 +179,7 @@ FilterScope = Literal["rollout", "group"]
 GroupState = Literal["open", "ready", "batched", "stale", "discarded", "quarantined"]
 """State of a group."""
 
-IdKind = Literal["rollout", "group", "batch"]
+IdKind = Literal["rollout", "group", "batch", "session"]
 """What an id names."""
 
 ListOrder = Literal["oldest", "newest"]
@@ -894,7 +894,7 @@ class IdMatch:
 
 @dataclass(slots=True, kw_only=True)
 class IdWhy:
-    """What became of a rollout, group or batch."""
+    """What became of a rollout, group, batch or session."""
 
     id: str
     """The id that was asked about."""

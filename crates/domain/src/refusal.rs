@@ -33,7 +33,7 @@ pub enum Refusal {
     },
     /// Nothing that the caller may see has the id.
     #[error(
-        "`{0}` names no rollout, group or batch of a current run that you may see: it was never posted here, or it was \
+        "`{0}` names no rollout, group, batch or session of a current run that you may see: it was never posted here, or it was \
          forgotten `retention.tombstone_s` after its payload was deleted; which of these cannot be told"
     )]
     UnknownId(String),

@@ -139,7 +139,7 @@ pub struct WhyFinding {
     pub numbers: WhyNumbers,
 }
 
-/// What became of a rollout, group or batch.
+/// What became of a rollout, group, batch or session.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct IdWhy {
@@ -188,6 +188,8 @@ pub enum IdKind {
     Group,
     /// A batch.
     Batch,
+    /// A session whose rollout has not arrived.
+    Session,
 }
 
 impl IdKind {
@@ -198,6 +200,7 @@ impl IdKind {
             Self::Rollout => "rollout",
             Self::Group => "group",
             Self::Batch => "batch",
+            Self::Session => "session",
         }
     }
 }

@@ -35,6 +35,39 @@ on_both_stores! {
         assert_eq!((&story["reward"], &story["segments"]), (&Value::Null, &json!(0)));
     }
 
+    async fn what_became_of_a_rollout_is_known_while_its_session_is_open(app: TestApp) {
+        app.rules("default", json!({"group": {"size": 2}})).await;
+        let why = async |id: &str| app.get(&format!("/why?id={id}")).await.expect(200);
+        let opened = open(app, json!({"rollout_id": "r", "group_id": "g", "idle_s": 600})).await;
+        record(app, &opened, call(&[S, U, A], &[11, E])).await;
+        let of_rollout = why("r").await;
+        assert_eq!((&of_rollout["kind"], &of_rollout["state"]), (&json!("session"), &json!("open")));
+        let headline = "Waits: its session is open with 1 call; it expires in 10 min unless a call comes or somebody \
+                        finishes it";
+        assert_eq!(of_rollout["headline"], headline);
+        let of_session = why(text(&opened["session_id"])).await;
+        assert_eq!((&of_session["headline"], &of_session["see"]), (&of_rollout["headline"], &of_rollout["see"]));
+        assert_eq!(why("g").await["headline"], "Waits: 1 session of the group is open, and no rollout has arrived");
+        let policy = app.get("/policies/default/why").await.expect(200);
+        assert_eq!(policy["headline"], "Nothing has been posted yet: 1 session is open");
+        app.pass_s(601.0).await;
+        let expired = why("r").await;
+        assert_eq!(expired["kind"], "rollout", "it has a place in the ledger now");
+        let told: Vec<&str> =
+            expired["causes"].as_array().expect("a list").iter().map(|step| text(&step["code"])).collect();
+        assert_eq!(told, ["session-opened", "session-expired", "received", "dropped"]);
+        let why_expired = text(&expired["causes"][1]["text"]);
+        assert!(why_expired.contains("no call had come for 10 min (`idle_s`)"), "{why_expired}");
+        let headline = "Not trained: its session ended without a reward, so its place in the group is free";
+        assert_eq!(expired["headline"], headline);
+        let second = open(app, json!({"rollout_id": "r2", "group_id": "g"})).await;
+        record(app, &second, call(&[S, U, A], &[11, E])).await;
+        finish(app, &second, 1.0).await;
+        let finished = why("r2").await;
+        assert_eq!(text(&finished["causes"][1]["text"]), "The session was finished with 1 call");
+        assert!(text(&finished["headline"]).starts_with("Waits: group g has 1 of 2 rollouts"), "{finished}");
+    }
+
     async fn a_repeated_finish_has_the_same_answer(app: TestApp) {
         app.rules("default", json!({"group": {"size": 2}})).await;
         let opened = open(app, json!({"rollout_id": "r", "group_id": "g"})).await;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::{
     clock::Timestamp,
     groups::Group,
-    ids::{GroupId, PolicyName, PolicyPk, RolloutId, Run},
+    ids::{GroupId, PolicyName, PolicyPk, RolloutId, Run, SessionId},
     lease::Batch,
     looking::{
         explain::facts::{Asking, Event, GroupFacts, Lease},
@@ -74,6 +74,10 @@ pub struct IdMatches {
     pub rollouts: Vec<PolicyName>,
     /// Those that have a group with it.
     pub groups: Vec<PolicyName>,
+    /// Those that have a session of a rollout with it.
+    pub sessions: Vec<(PolicyName, SessionId)>,
+    /// Those that have open sessions of a group with it, and how many.
+    pub open_sessions: Vec<(PolicyName, i64)>,
 }
 
 /// A rollout or a group whose life is asked for.

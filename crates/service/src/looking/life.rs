@@ -1,11 +1,13 @@
-//! Lives: what became of one rollout, group or batch, in sentences from the ledger.
+//! Lives: what became of one rollout, group, batch or session, in sentences from the ledger.
 //!
 //! The rule that decided is told as it was when the group was opened, because the rules of a policy change.
+
+mod session;
 
 use forebay_domain::{
     clock::Timestamp,
     groups::Group,
-    ids::{BatchId, GroupId, PolicyName, RolloutId},
+    ids::{BatchId, GroupId, PolicyName, RolloutId, SessionId},
     lease::Batch,
     looking::{
         explain::sentence::{consumer, count, duration_us, is, plural},
@@ -15,9 +17,10 @@ use forebay_domain::{
     reasons,
     refusal::Refusal,
     rules::Rules,
+    session::Session,
     states::{BatchState, GroupState, Verdict},
 };
-use forebay_store::ops::{policy::ListPolicies, samples::FindBatch};
+use forebay_store::ops::{policy::ListPolicies, samples::FindBatch, session::FindSession};
 use forebay_wire::{FilterAction, FilterScope, Status};
 use tracing::instrument;
 
@@ -38,12 +41,14 @@ pub enum IdKind {
     Rollout,
     Group,
     Batch,
+    /// A session whose rollout has not arrived.
+    Session,
 }
 
 /// Which kinds of things a caller may ask about.
 #[derive(Clone, Copy, Debug)]
 pub struct Askable {
-    /// Rollouts and groups.
+    /// Rollouts, groups and sessions.
     pub rollouts: bool,
     pub batches: bool,
 }
@@ -99,9 +104,24 @@ impl Buffer {
         {
             return Ok(of_batch(&batch, now));
         }
+        if let Some(session) = id.parse::<SessionId>().ok().filter(|_| askable.rollouts)
+            && let Some(session) = self.store.read(FindSession(session)).await?
+            && let Some(of) = session
+                .policies
+                .iter()
+                .map(|of| of.policy.clone())
+                .find(|of| sees(of) && policy.is_none_or(|named| named == of))
+        {
+            return Ok(session::alone(&session, of, now));
+        }
         let found = if askable.rollouts { matches(self, id, policy, &sees).await? } else { IdMatches::default() };
-        let rollouts = found.rollouts.into_iter().map(|policy| (IdKind::Rollout, policy));
-        let mut all: Vec<_> = rollouts.chain(found.groups.into_iter().map(|policy| (IdKind::Group, policy))).collect();
+        let IdMatches { rollouts, groups, sessions, open_sessions } = found;
+        let session_of = async |policy: &PolicyName| match sessions.iter().find(|(of, _)| of == policy) {
+            Some((_, session_id)) => self.store.read(FindSession(*session_id)).await,
+            None => Ok(None),
+        };
+        let rollouts = rollouts.into_iter().map(|policy| (IdKind::Rollout, policy));
+        let mut all: Vec<_> = rollouts.chain(groups.into_iter().map(|policy| (IdKind::Group, policy))).collect();
         while !all.is_empty() {
             let (kind, policy) = all.remove(0);
             let of = match kind {
@@ -112,10 +132,19 @@ impl Buffer {
             let find = FindLife { policy: policy.clone(), of, line_max: LINE_MAX };
             // It may have been forgotten since it was found.
             if let Some(life) = self.store.read(find).await? {
-                let mut story = of_life(&life, policy, now);
+                let session = if life.story.is_some() { session_of(&policy).await? } else { None };
+                let mut story = of_life(&life, session.as_ref(), policy, now);
                 story.also = all;
                 return Ok(story);
             }
+        }
+        for (policy, _) in &sessions {
+            if let Some(session) = session_of(policy).await? {
+                return Ok(session::alone(&session, policy.clone(), now));
+            }
+        }
+        if let Some((policy, sessions)) = open_sessions.into_iter().next() {
+            return Ok(session::group(sessions, policy, now));
         }
         Err(Refusal::UnknownId(id.to_owned()).into())
     }
@@ -187,11 +216,14 @@ fn of_batch(batch: &Batch, now: Timestamp) -> LifeStory {
     }
 }
 
-fn of_life(life: &Life, policy: PolicyName, now: Timestamp) -> LifeStory {
+fn of_life(life: &Life, session: Option<&Session>, policy: PolicyName, now: Timestamp) -> LifeStory {
     let mut telling = Telling { steps: Vec::new(), headline: String::new(), now };
     let group = &life.group;
     let (kind, state, see) = if let Some(story) = &life.story {
-        arrival(&mut telling, story);
+        if let Some(session) = session {
+            session::steps(&mut telling, session);
+        }
+        arrival(&mut telling, story, session.is_some());
         let see = format!("./trajectories?policy={policy}&rollout_id={}", encoded(&story.rollout_id));
         (IdKind::Rollout, story.state.as_str(), see)
     } else {
@@ -201,7 +233,7 @@ fn of_life(life: &Life, policy: PolicyName, now: Timestamp) -> LifeStory {
     };
     let verdict = life.story.as_ref().map_or(Verdict::Kept, |story| story.verdict);
     if let Some(story) = &life.story {
-        judged(&mut telling, story, life);
+        judged(&mut telling, story, life, session);
     }
     if verdict.takes_place() {
         decided(&mut telling, life);
@@ -222,9 +254,13 @@ fn of_life(life: &Life, policy: PolicyName, now: Timestamp) -> LifeStory {
     LifeStory { kind, policy, at: now, state, headline: telling.headline, steps: telling.steps, see, also: Vec::new() }
 }
 
-fn arrival(telling: &mut Telling, story: &Story) {
+fn arrival(telling: &mut Telling, story: &Story, of_session: bool) {
     let reward = story.reward.map_or_else(|| "no reward".to_owned(), |reward| format!("reward {}", number(reward)));
-    let assumed = if story.version_assumed { ", which was assumed because none was sent" } else { "" };
+    let assumed = match (story.version_assumed, of_session) {
+        (false, _) => "",
+        (true, false) => ", which was assumed because none was sent",
+        (true, true) => ", which was assumed because the engine told none",
+    };
     let text = format!(
         "Received with {reward}, {} in {}, of version {}{assumed}",
         plural(i64::try_from(story.tokens).unwrap_or(i64::MAX), "token"),
@@ -249,7 +285,7 @@ fn rule_text(rules: &Rules, name: &str, scope: FilterScope) -> Option<String> {
     Some(format!("{}: {action} when {}", rule.name, rule.when))
 }
 
-fn judged(telling: &mut Telling, story: &Story, life: &Life) {
+fn judged(telling: &mut Telling, story: &Story, life: &Life, session: Option<&Session>) {
     let reason = story.reason.as_deref().unwrap_or_default();
     let at = Some(story.received_at);
     match story.verdict {
@@ -260,6 +296,9 @@ fn judged(telling: &mut Telling, story: &Story, life: &Life) {
         }
         Verdict::Dropped if reason == reasons::NO_REWARD => {
             let how = match story.status {
+                Status::Aborted if session.is_some() => {
+                    "its session ended without a reward, so its place in the group is free"
+                }
                 Status::Aborted => "it was posted as aborted, without a reward, so its place in the group is free",
                 Status::Failed => "it was posted as failed, without a reward, and dropped",
                 Status::Completed | Status::Truncated => "it was posted without a reward and dropped",

@@ -164,7 +164,7 @@ fn rounded(value: f64, parts: f64) -> f64 {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub(crate) struct WhyQuery {
-    /// Id of a rollout, a group or a batch.
+    /// Id of a rollout, a group, a batch or a session.
     #[param(min_length = 1, max_length = 256)]
     id: String,
     /// Only in this policy. When absent, up to 256 policies that the caller may access are searched.
@@ -172,10 +172,10 @@ pub(crate) struct WhyQuery {
     policy: Option<String>,
 }
 
-/// See what became of a rollout, a group or a batch
+/// See what became of a rollout, a group, a batch or a session
 ///
 /// The steps of its life in sentences, with the rule that decided as it was when the group was opened. Keys of role
-/// `train` can ask about batches, and keys of role `produce` about rollouts and groups.
+/// `train` can ask about batches, and keys of role `produce` about rollouts, groups and sessions.
 #[utoipa::path(
     get,
     path = "/why",
@@ -207,6 +207,7 @@ fn kind_on_wire(kind: IdKind) -> wire::IdKind {
         IdKind::Rollout => wire::IdKind::Rollout,
         IdKind::Group => wire::IdKind::Group,
         IdKind::Batch => wire::IdKind::Batch,
+        IdKind::Session => wire::IdKind::Session,
     }
 }
 

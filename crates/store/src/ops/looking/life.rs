@@ -18,7 +18,7 @@ use crate::{
         batch::{self, select_batch},
         policy,
     },
-    sql::{Statement, Tx, args, key_found, key_list},
+    sql::{Row, Statement, Tx, args, key_found, key_list},
 };
 
 /// Batches of a group that are told.
@@ -65,12 +65,63 @@ impl Op for FindId {
                 ) AS g
                 WHERE p.policy_pk = ANY ($1::bigint[])",
         };
+        const FIND_SESSIONS: Statement = Statement {
+            sqlite: "-- find_sessions_in_policies
+                SELECT p.name, s.session_id
+                FROM json_each($1) AS listed
+                CROSS JOIN policy AS p ON p.policy_pk = listed.value
+                CROSS JOIN session_policy AS sp
+                    ON sp.policy_pk = p.policy_pk AND sp.run = p.run AND sp.rollout_key = $2
+                CROSS JOIN session AS s ON s.session_pk = sp.session_pk
+                ORDER BY p.name",
+            postgres: "-- find_sessions_in_policies
+                SELECT p.name, s.session_id
+                FROM policy AS p
+                CROSS JOIN LATERAL (
+                    SELECT session_pk
+                    FROM session_policy
+                    WHERE policy_pk = p.policy_pk AND run = p.run AND rollout_key = $2
+                    OFFSET 0
+                ) AS sp
+                JOIN session AS s ON s.session_pk = sp.session_pk
+                WHERE p.policy_pk = ANY ($1::bigint[])
+                ORDER BY p.name",
+        };
+        const COUNT_OPEN_SESSIONS: Statement = Statement {
+            sqlite: "-- count_open_sessions_in_policies
+                SELECT p.name, COUNT(*) AS sessions
+                FROM json_each($1) AS listed
+                CROSS JOIN policy AS p ON p.policy_pk = listed.value
+                CROSS JOIN session_policy AS sp
+                    ON sp.policy_pk = p.policy_pk AND sp.run = p.run AND sp.group_key = $2 AND sp.is_live = 1
+                GROUP BY p.name
+                ORDER BY p.name",
+            postgres: "-- count_open_sessions_in_policies
+                SELECT p.name, COUNT(*) AS sessions
+                FROM policy AS p
+                CROSS JOIN LATERAL (
+                    SELECT session_pk
+                    FROM session_policy
+                    WHERE policy_pk = p.policy_pk AND run = p.run AND group_key = $2 AND is_live = 1
+                    OFFSET 0
+                ) AS sp
+                WHERE p.policy_pk = ANY ($1::bigint[])
+                GROUP BY p.name
+                ORDER BY p.name",
+        };
         let mut found = IdMatches::default();
+        let searched = |key: IdKey| args![key_list(self.policies.iter().map(|policy| policy.0)), key];
         if let Some(rollout_id) = &self.rollout_id {
             found.rollouts = having(tx, FIND_ROLLOUTS, &self.policies, rollout_id.key()).await?;
+            for mut row in tx.fetch_all(FIND_SESSIONS, searched(rollout_id.key())).await? {
+                found.sessions.push((name(&mut row)?, row.get("session_id")?));
+            }
         }
         if let Some(group_id) = &self.group_id {
             found.groups = having(tx, FIND_GROUPS, &self.policies, group_id.key()).await?;
+            for mut row in tx.fetch_all(COUNT_OPEN_SESSIONS, searched(group_id.key())).await? {
+                found.open_sessions.push((name(&mut row)?, row.get("sessions")?));
+            }
         }
         Ok(found)
     }
@@ -86,11 +137,15 @@ async fn having(
     let mut found = Vec::new();
     for mut row in tx.fetch_all(statement, args![key_list(policies.iter().map(|policy| policy.0)), key]).await? {
         key_found(&row.get::<String>("id")?, |found| *found == key)?;
-        let name: String = row.get("name")?;
-        found.push(PolicyName::parse(&name).map_err(|error| StoreError::Corrupt(error.to_string()))?);
+        found.push(name(&mut row)?);
     }
     found.sort();
     Ok(found)
+}
+
+fn name(row: &mut Row) -> Result<PolicyName, StoreError> {
+    let name: String = row.get("name")?;
+    PolicyName::parse(&name).map_err(|error| StoreError::Corrupt(error.to_string()))
 }
 
 #[async_trait]

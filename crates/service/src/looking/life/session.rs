@@ -1,0 +1,84 @@
+//! What a session adds to a life: the ledger does not know a rollout before its session ends, nor why it ended.
+
+use forebay_domain::{
+    clock::Timestamp,
+    ids::PolicyName,
+    looking::explain::sentence::{duration_us, is, plural},
+    session::Session,
+    states::{GroupState, SessionState},
+};
+
+use super::{IdKind, LifeStory, Telling};
+
+/// The life of a session whose rollout the ledger does not have.
+pub(super) fn alone(session: &Session, policy: PolicyName, now: Timestamp) -> LifeStory {
+    let mut telling = Telling { steps: Vec::new(), headline: String::new(), now };
+    steps(&mut telling, session);
+    LifeStory {
+        kind: IdKind::Session,
+        policy,
+        at: now,
+        state: session.state.as_str(),
+        headline: telling.headline,
+        steps: telling.steps,
+        see: format!("./sessions/{}", session.session_id),
+        also: Vec::new(),
+    }
+}
+
+/// The life of a group that no rollout of has arrived, because all of its sessions are open.
+pub(super) fn group(sessions: i64, policy: PolicyName, now: Timestamp) -> LifeStory {
+    let mut telling = Telling { steps: Vec::new(), headline: String::new(), now };
+    let open = plural(sessions, "session");
+    telling.tell("open", None, format!("Waits: {open} of the group {} open, and no rollout has arrived", is(sessions)));
+    LifeStory {
+        kind: IdKind::Group,
+        at: now,
+        state: GroupState::Open.as_str(),
+        headline: telling.headline,
+        steps: telling.steps,
+        see: format!("./sessions?policy={policy}&state=open"),
+        policy,
+        also: Vec::new(),
+    }
+}
+
+/// Tells how a session went.
+pub(super) fn steps(telling: &mut Telling, session: &Session) {
+    telling.tell("session-opened", Some(session.opened_at), format!("Session {} was opened", session.session_id));
+    let calls = plural(i64::from(session.calls), "call");
+    let reason = session.reason.as_deref().map(|reason| format!(" ({reason})")).unwrap_or_default();
+    match session.state {
+        SessionState::Open => {
+            let until = session.due_at.map_or_else(String::new, |at| {
+                let left = duration_us(at.micros_since(telling.now).max(0));
+                format!("; it expires in {left} unless a call comes or somebody finishes it")
+            });
+            telling.tell("session-open", None, format!("Waits: its session is open with {calls}{until}"));
+        }
+        SessionState::Finishing => {
+            telling.tell("session-finishing", None, "Waits: its session is being finished".to_owned());
+        }
+        SessionState::Finished => {
+            telling.tell("session-finished", session.ended_at, format!("The session was finished with {calls}"));
+        }
+        SessionState::Aborted => {
+            telling.tell(
+                "session-aborted",
+                session.ended_at,
+                format!("The session was aborted{reason} with {calls}, without a reward"),
+            );
+        }
+        SessionState::Expired => {
+            let ended = session.ended_at.unwrap_or(session.expires_at);
+            let why = if ended >= session.expires_at {
+                format!("it had lasted for {} (`ttl_s`)", duration_us(ended.micros_since(session.opened_at).max(0)))
+            } else {
+                let last = session.last_call_at.unwrap_or(session.opened_at);
+                format!("no call had come for {} (`idle_s`)", duration_us(ended.micros_since(last).max(0)))
+            };
+            let text = format!("The session expired with {calls}, before anybody gave a reward: {why}");
+            telling.tell("session-expired", session.ended_at, text);
+        }
+    }
+}
