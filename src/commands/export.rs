@@ -131,6 +131,10 @@ pub(crate) async fn export(args: ExportArgs) -> anyhow::Result<()> {
     target.name(args.force)?;
     let summary = summary(&rows, counts, written.load(Ordering::Relaxed), begun.elapsed());
     eprintln!("exported {summary}");
+    if counts.rollouts == 0 && counts.filtered == 0 {
+        let policy = &args.selection.policy;
+        eprintln!("policy `{policy}` has no rollout to export: --policy names another, and each export has one policy");
+    }
     list(&rows.unreadable);
     Incomplete::of(&rows, counts).map_or(Ok(()), |incomplete| Err(incomplete.into()))
 }
@@ -207,7 +211,8 @@ impl Progress {
 
 fn summary(written: &Written, counts: ExportCounts, bytes: u64, took: Duration) -> String {
     let ExportCounts { rollouts, filtered, unevaluated, purged, damaged } = counts;
-    let mut text = format!("{rollouts} rollouts: {written}, {bytes} bytes in {:.2} s", took.as_secs_f64());
+    let noun = if rollouts == 1 { "rollout" } else { "rollouts" };
+    let mut text = format!("{rollouts} {noun}: {written}, {bytes} bytes in {:.2} s", took.as_secs_f64());
     let left_out = [
         (filtered - unevaluated, "did not match"),
         (unevaluated, "on which --where cannot be evaluated"),

@@ -17,7 +17,7 @@ use super::{service::ServiceArgs, text::shown};
 /// The arguments of `forebay why`.
 #[derive(Args)]
 pub(crate) struct WhyArgs {
-    /// Name of a policy, or id of a rollout, group or batch; a policy is looked for first
+    /// Name of a policy, or id of a rollout, group, batch or session; a policy is looked for first
     #[arg(value_name = "ID|POLICY")]
     what: String,
     /// Look for the id in this policy only, and do not take it for the name of a policy
@@ -43,16 +43,16 @@ pub(crate) async fn why(args: &WhyArgs) -> anyhow::Result<()> {
     let found = find(&client, &args.what, args.policy.as_deref()).await;
     let Some(found) = found.map_err(|error| args.service.failed(error))? else {
         bail!(
-            "`{}` is no policy, and no id of a rollout, group or batch that this key may see: it was never posted here, or \
-             it was forgotten",
+            "`{}` is no policy, and no id of a rollout, group, batch or session that this key may see: it was never posted \
+             here, or it was forgotten",
             args.what
         );
     };
     let text = match (args.json, &found) {
         (true, Found::Policy(why)) => serde_json::to_string_pretty(why)? + "\n",
         (true, Found::Id(why)) => serde_json::to_string_pretty(why)? + "\n",
-        (false, Found::Policy(why)) => of_policy(why),
-        (false, Found::Id(why)) => of_id(why),
+        (false, Found::Policy(why)) => of_policy(why, &args.service.url),
+        (false, Found::Id(why)) => of_id(why, &args.service.url),
     };
     stdout().write_all(text.as_bytes())?;
     Ok(())
@@ -75,13 +75,13 @@ fn is_policy_name(text: &str) -> bool {
 }
 
 /// A policy, its state and its causes, in lines.
-pub(super) fn of_policy(why: &PolicyWhy) -> String {
+pub(super) fn of_policy(why: &PolicyWhy, url: &str) -> String {
     let mut text =
         format!("{} {}  {}\n  {}\n", why.state.glyph(), why.policy, why.state.as_str(), shown(&why.headline));
     for (index, cause) in why.causes.iter().enumerate() {
         let _ = writeln!(text, "\n  {}. {}", index + 1, shown(&cause.text));
         if let Some(see) = &cause.see {
-            let _ = writeln!(text, "     see {}", shown(see));
+            let _ = writeln!(text, "     see {}", address(see, url));
         }
     }
     for (title, findings) in [("Not the reason", &why.ruled_out), ("Not known", &why.unknown)] {
@@ -95,7 +95,15 @@ pub(super) fn of_policy(why: &PolicyWhy) -> String {
     text
 }
 
-fn of_id(why: &IdWhy) -> String {
+/// The whole address of a call, so that it can be pasted.
+fn address(see: &str, url: &str) -> String {
+    match see.strip_prefix('.') {
+        Some(path) => shown(&format!("{}{path}", url.trim_end_matches('/'))).to_string(),
+        None => shown(see).to_string(),
+    }
+}
+
+fn of_id(why: &IdWhy, url: &str) -> String {
     let kind = why.kind.as_str();
     let (id, headline) = (shown(&why.id), shown(&why.headline));
     let mut text = format!("{kind} {id} of {}: {}\n  {headline}\n\n", why.policy, why.state);
@@ -106,7 +114,7 @@ fn of_id(why: &IdWhy) -> String {
             let _ = writeln!(text, "  {:<27}   {}", "", shown(rule));
         }
     }
-    let _ = writeln!(text, "\n  see {}", shown(&why.see));
+    let _ = writeln!(text, "\n  see {}", address(&why.see, url));
     for other in &why.also {
         let _ = writeln!(text, "  also a {} of {}", other.kind.as_str(), other.policy);
     }

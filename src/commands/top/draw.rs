@@ -187,7 +187,8 @@ fn draw_reasons(frame: &mut Frame<'_>, area: Rect, screen: &mut Screen, theme: T
 fn reasons(reading: &Reading, width: usize) -> Vec<String> {
     let text = match &reading.why {
         None => "Asking the service.".to_owned(),
-        Some(Ok(why)) => why::of_policy(why),
+        // The screen shows the address of the service above.
+        Some(Ok(why)) => why::of_policy(why, "."),
         Some(Err(failure)) => shown(failure),
     };
     text.lines().flat_map(|line| wrapped(line, width)).collect()

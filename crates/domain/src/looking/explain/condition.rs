@@ -10,7 +10,10 @@ use super::{
     finding::Cause,
     sentence::{bytes, consumer, count, duration, duration_us, is, percent, plural, real, share, short_id, within},
 };
-use crate::admission::{refused::RefusedRoom, room::QUOTA};
+use crate::{
+    admission::{refused::RefusedRoom, room::QUOTA},
+    clock::Timestamp,
+};
 
 const SECOND: i64 = 1_000_000;
 
@@ -84,7 +87,7 @@ pub(super) fn of(facts: &Facts) -> State {
         (State::Dropping, is_dropping),
     ];
     let found = conditions.into_iter().find(|(_, applies)| applies(facts));
-    found.map_or(if is_idle(facts) { State::Idle } else { State::Fed }, |(state, _)| state)
+    found.map_or(if has_trainer(facts) { State::Fed } else { State::Idle }, |(state, _)| state)
 }
 
 fn is_broken(facts: &Facts) -> bool {
@@ -219,8 +222,16 @@ pub(super) fn lost_group_share(window: &Window) -> f64 {
 }
 
 fn is_idle(facts: &Facts) -> bool {
-    let is_quiet = |at: Option<_>| at.is_none_or(|at| facts.age_us(at) >= HOUR);
-    facts.leases.is_empty() && facts.asking.is_empty() && is_quiet(facts.last_post) && is_quiet(facts.last_ask)
+    !has_trainer(facts) && is_quiet(facts, facts.last_post)
+}
+
+/// Whether a trainer has asked within the hour, or holds a batch. Without one, nothing can be fed.
+fn has_trainer(facts: &Facts) -> bool {
+    !facts.leases.is_empty() || !facts.asking.is_empty() || !is_quiet(facts, facts.last_ask)
+}
+
+fn is_quiet(facts: &Facts, at: Option<Timestamp>) -> bool {
+    at.is_none_or(|at| facts.age_us(at) >= HOUR)
 }
 
 /// The state in one sentence.
@@ -306,11 +317,9 @@ fn starved(facts: &Facts, causes: &[Cause]) -> String {
         return format!("{begin}{}", lacking_minimum(facts));
     }
     format!(
-        "The trainer waits for {}: {} of {} {} ready{why}",
+        "The trainer waits for {}: {} ready{why}",
         duration_us(waited),
-        count(ready),
-        plural(facts.gauges.needed_groups, "group"),
-        is(ready)
+        of_groups(ready, facts.gauges.needed_groups)
     )
 }
 
@@ -395,17 +404,25 @@ fn dropping(facts: &Facts, causes: &[Cause]) -> String {
     format!("{} of what arrives is lost {}", percent(lost), within(quarter.seconds))
 }
 
-fn fed(facts: &Facts) -> String {
+/// How much of the next batch there is.
+fn next_batch(facts: &Facts) -> String {
     let gauges = &facts.gauges;
-    let next = if gauges.returned_batches == 0 && facts.lacks_only_a_minimum() {
+    if gauges.returned_batches == 0 && facts.lacks_only_a_minimum() {
         lacking_minimum(facts)
     } else if gauges.returned_batches > 0 || gauges.ready_groups >= gauges.needed_groups {
         "the next batch is ready".to_owned()
     } else {
-        let ready = gauges.ready_groups;
-        let of = plural(gauges.needed_groups, "group");
-        format!("{} of {of} {} ready", count(ready), is(ready))
-    };
+        format!("{} ready", of_groups(gauges.ready_groups, gauges.needed_groups))
+    }
+}
+
+/// So many of so many groups, with the verb.
+fn of_groups(ready: i64, needed: i64) -> String {
+    format!("{} of {} groups {}", count(ready), count(needed), is(ready))
+}
+
+fn fed(facts: &Facts) -> String {
+    let next = next_batch(facts);
     if let Some(lease) = facts.leases.iter().min_by_key(|lease| lease.since) {
         let usual = facts.median_held_us().map(|median| format!(" (median {})", duration_us(median)));
         let held = duration_us(facts.age_us(lease.since));
@@ -427,9 +444,19 @@ fn fed(facts: &Facts) -> String {
 }
 
 fn idle(facts: &Facts) -> String {
-    let latest = facts.last_post.max(facts.last_ask);
-    match latest {
-        Some(at) => format!("No post and no trainer for {}", duration_us(facts.age_us(at))),
-        None => "Nothing has been posted yet".to_owned(),
+    let posted = match facts.last_post {
+        None if facts.gauges.open_sessions > 0 => {
+            let sessions = facts.gauges.open_sessions;
+            return format!("Nothing has been posted yet: {} {} open", plural(sessions, "session"), is(sessions));
+        }
+        None => return "Nothing has been posted yet".to_owned(),
+        Some(at) => at,
+    };
+    match facts.last_ask {
+        Some(asked) if is_idle(facts) => {
+            format!("No post and no trainer for {}", duration_us(facts.age_us(posted.max(asked))))
+        }
+        Some(asked) => format!("No trainer for {}; {}", duration_us(facts.age_us(asked)), next_batch(facts)),
+        None => format!("No trainer has asked yet; {}", next_batch(facts)),
     }
 }
