@@ -320,6 +320,7 @@ impl Config {
             .unwrap_or_else(|| Arc::new(Rules::parse(PolicyRules::default()).expect("the defaults are valid")));
         let policies = policies_of(policies, &mut violations);
         check_teachers(agents.as_ref(), &policy_defaults, &policies, &mut violations);
+        quotas::check(&of_teams, &policies, &mut violations);
         let config = Self {
             listen: file.listen,
             database: file.database,

@@ -1,7 +1,9 @@
 //! The array `[[quota]]`: what the policies of a team may have together.
 
-use forebay_domain::{access::globs::PolicyGlobs, quotas::Quota};
-use forebay_wire::Violation;
+use std::sync::Arc;
+
+use forebay_domain::{access::globs::PolicyGlobs, ids::PolicyName, quotas::Quota, rules::Rules};
+use forebay_wire::{BacklogRules, Violation};
 use serde::Deserialize;
 
 use super::collect;
@@ -26,6 +28,28 @@ pub(super) fn read(sent: Option<toml::Value>, violations: &mut Vec<Violation>) -
         violations.push(Violation { pointer: "/quota".to_owned(), detail });
     }
     tables.into_iter().filter_map(|(at, table)| quota(&at, table, violations)).collect()
+}
+
+/// Checks that the policies of the file are within its quotas. They are created in any case, so nothing else would.
+pub(super) fn check(quotas: &[Quota], policies: &[(PolicyName, Arc<Rules>)], violations: &mut Vec<Violation>) {
+    for (index, quota) in quotas.iter().enumerate() {
+        let of_team = || policies.iter().filter(|(name, _)| quota.policies.matches(name.as_str()));
+        let mut refuse = |key: &str, detail: String| {
+            violations.push(Violation { pointer: format!("/quota/{index}/{key}"), detail });
+        };
+        if let Some(max) = quota.policies_max.filter(|max| of_team().count() > *max as usize) {
+            refuse("max_policies", format!("is {max}, and this file has {} of these policies", of_team().count()));
+        }
+        let sum: u64 = of_team().map(|(_, rules)| rules.backlog.max_bytes).fold(0, u64::saturating_add);
+        if let Some(max) = quota.backlog_bytes_max.filter(|max| sum > *max) {
+            let detail = format!(
+                "is {max}, and `backlog.max_bytes` of these policies in this file adds up to {sum}; a [[policy]] that does \
+                 not set it has {}",
+                BacklogRules::default().max_bytes
+            );
+            refuse("max_backlog_bytes", detail);
+        }
+    }
 }
 
 fn quota(at: &str, table: toml::Table, violations: &mut Vec<Violation>) -> Option<Quota> {
