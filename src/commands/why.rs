@@ -98,8 +98,8 @@ pub(super) fn of_policy(why: &PolicyWhy, url: &str) -> String {
 /// The whole address of a call, so that it can be pasted.
 fn address(see: &str, url: &str) -> String {
     match see.strip_prefix('.') {
-        Some(path) => shown(&format!("{}{path}", url.trim_end_matches('/'))).to_string(),
-        None => shown(see).to_string(),
+        Some(path) => shown(&format!("{}{path}", url.trim_end_matches('/'))),
+        None => shown(see),
     }
 }
 

@@ -124,7 +124,7 @@ async fn it_shows_the_worst_policy_first_and_why() {
     two_policies(&app).await;
     let mut terminal = Terminal::start(&app.url, (24, 160), &[]);
     let screen = terminal.shows("q quit").await;
-    assert!(screen.contains("▼ 1 needs you") && screen.find("▼ starved") < screen.find("● fed"), "{screen}");
+    assert!(screen.contains("▼ 1 needs you") && screen.find("▼ starved") < screen.find("○ idle"), "{screen}");
     assert!(screen.contains("READY/NEED") && screen.contains("1/2") && screen.contains("2/2"), "{screen}");
     let overview = app.get("/overview").await.expect(200);
     let headline = overview["policies"][0]["headline"].as_str().expect("a sentence").to_owned();
@@ -136,7 +136,7 @@ async fn it_shows_the_worst_policy_first_and_why() {
     terminal.press("\u{1b}").await;
     terminal.shows("READY/NEED").await;
     terminal.press("j").await;
-    terminal.shows(" ● other ").await;
+    terminal.shows(" ○ other ").await;
     assert!(terminal.is_chosen("other"));
     // The chosen policy stays chosen in another row.
     post(&app, "default", "b").await;
@@ -238,7 +238,7 @@ async fn without_a_terminal_it_prints_once() {
     let lines: Vec<_> = text.lines().collect();
     assert!(lines.len() == 3 && lines[0].starts_with("POLICY ") && lines[0].ends_with("WHY"), "{text}");
     assert!(lines[1].starts_with("default  ▼ starved") && lines[1].contains("1 of 2 groups is ready"), "{text}");
-    assert!(lines[2].starts_with("other    ● fed"), "{text}");
+    assert!(lines[2].starts_with("other    ○ idle"), "{text}");
     app.finish().await;
 }
 

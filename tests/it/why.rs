@@ -39,7 +39,9 @@ on_both_stores! {
         let answer = why(app).await;
         assert_eq!((&answer["state"], &answer["causes"]), (&json!("idle"), &json!([])), "{answer}");
         app.accept(group("good", &[0.0, 1.0])).await;
-        assert_eq!(why(app).await["state"], "fed");
+        let answer = why(app).await;
+        assert_eq!((&answer["state"], &answer["headline"]),
+            (&json!("idle"), &json!("No trainer has asked yet; 1 of 2 groups is ready")));
         for number in 0..20 {
             app.accept(group(&format!("flat-{number}"), &[1.0, 1.0])).await;
         }
@@ -69,7 +71,9 @@ on_both_stores! {
         rules(app).await;
         app.accept(group("a", &[0.0, 1.0])).await;
         app.accept(group("b", &[0.0, 1.0])).await;
-        assert_eq!(why(app).await["state"], "fed", "not yet");
+        let answer = why(app).await;
+        assert_eq!((&answer["state"], &answer["headline"]),
+            (&json!("idle"), &json!("No trainer has asked yet; the next batch is ready")), "not yet");
         app.pass_s(1_200.0).await;
         let answer = why(app).await;
         assert_eq!((&answer["state"], codes(&answer)[0]), (&json!("untaken"), "nobody-asks"), "{answer:#}");
@@ -102,7 +106,7 @@ on_both_stores! {
             let policies = page["policies"].as_array().expect("a list").iter();
             policies.map(|each| format!("{} {}", text(&each["policy"]), text(&each["state"]))).collect()
         };
-        assert_eq!(names(&all), ["b.full held-back", "a.fine fed", "c.fine fed", "default idle"]);
+        assert_eq!(names(&all), ["b.full held-back", "a.fine idle", "c.fine idle", "default idle"]);
         let full = &all["policies"][0];
         assert_eq!((&full["ready_groups"], &full["needed_groups"], &full["lost_last_hour"]), (&json!(2), &json!(1), &json!(0)));
         assert!(full["received_per_min"].as_f64().expect("a rate") > 0.0, "{full}");
@@ -113,7 +117,7 @@ on_both_stores! {
         app.get("/overview?limit=201").await.refused(422, "invalid");
         app.get("/overview?after=x").await.refused(422, "invalid");
         let key = app.key(Role::Produce, &["c.*"]).await;
-        assert_eq!(names(&app.get_as(&key, "/overview").await.expect(200)), ["c.fine fed"]);
+        assert_eq!(names(&app.get_as(&key, "/overview").await.expect(200)), ["c.fine idle"]);
     }
 
     async fn the_life_of_a_trained_rollout_is_told_from_its_arrival_to_its_checkpoint(app: TestApp) {

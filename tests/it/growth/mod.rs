@@ -71,7 +71,9 @@ async fn walked(database: &str) -> Vec<Walked> {
     let engine = FakeEngine::start(EngineKind::Sglang).await;
     let folder = tempfile::tempdir().expect("a temporary folder can be made");
     let config = folder.path().join("forebay.toml");
-    std::fs::write(&config, with_agents("", &engine)).expect("the folder can be written");
+    // A quota that bounds nothing, so that its statements run.
+    let quota = "[[quota]]\npolicies = ['*']\nmax_policies = 100000\nmax_backlog_bytes = 9000000000000000000\nmax_sessions = 100000\n";
+    std::fs::write(&config, with_agents(quota, &engine)).expect("the folder can be written");
     let config = config.to_str().expect("the path is text");
     let service = Service::start_with(database, &["--log", "json", "--config", config], &[log]).await;
     if database.starts_with("postgres") {

@@ -57,7 +57,7 @@ on_both_stores! {
             expired["causes"].as_array().expect("a list").iter().map(|step| text(&step["code"])).collect();
         assert_eq!(told, ["session-opened", "session-expired", "received", "dropped"]);
         let why_expired = text(&expired["causes"][1]["text"]);
-        assert!(why_expired.contains("no call had come for 10 min (`idle_s`)"), "{why_expired}");
+        assert!(why_expired.contains("no call had come for 10 min 1 s (`idle_s`)"), "{why_expired}");
         let headline = "Not trained: its session ended without a reward, so its place in the group is free";
         assert_eq!(expired["headline"], headline);
         let second = open(app, json!({"rollout_id": "r2", "group_id": "g"})).await;

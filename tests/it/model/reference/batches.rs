@@ -215,7 +215,7 @@ impl Reference {
         let batch = &self.batches[&batch];
         let mut rows = Vec::new();
         for group in &batch.carried {
-            let of_group = self.members(*group, &VOTING).map(|rollout| rollout.delivered_tokens()).sum();
+            let of_group = self.members(*group, &VOTING).map(Rollout::delivered_tokens).sum();
             for rollout in self.members(*group, &VOTING) {
                 // A rollout without segments is one row without tokens.
                 let empty =
