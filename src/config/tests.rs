@@ -60,10 +60,10 @@ fn a_quota_names_policies_and_what_it_bounds() {
     assert!(wrong("policies = ['a.*']\nmax_backlog = 1").contains("/quota/0/max_backlog"));
     assert!(Config::parse("quota = 1").expect_err("it is wrong").to_string().contains("write [[quota]]"));
     Config::parse("[[quota]]\npolicies = ['a.*']\nmax_sessions = 0").expect("a team may have no sessions");
-    let policies = "[[policy]]\nname = 'a.one'\n[[policy]]\nname = 'a.two'\nbacklog = { max_bytes = 1 }";
+    let policies = "[[policy]]\nname = 'a.one'\n[[policy]]\nname = 'a.two'\nbacklog = { max_bytes = 64 }";
     let exceeded = wrong(&format!("policies = ['a.*']\nmax_policies = 1\nmax_backlog_bytes = 8589934592\n{policies}"));
     assert!(exceeded.contains("/quota/0/max_policies: is 1, and this file has 2 of these policies"), "{exceeded}");
-    assert!(exceeded.contains("adds up to 8589934593; a [[policy]] that does not set it has 8589934592"), "{exceeded}");
+    assert!(exceeded.contains("adds up to 8589934656; a [[policy]] that does not set it has 8589934592"), "{exceeded}");
 }
 
 #[test]
