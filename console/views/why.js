@@ -1,4 +1,4 @@
-// Why: what became of a rollout, a group, a batch or a session, as sentences from the ledger. It never changes by itself.
+// Why: what became of a rollout, group, batch or session, as sentences from the ledger. It never changes by itself.
 
 import { batchHash, groupHash, hash, rolloutHash, whyHash } from "../address.js";
 import { lifeBadge, time, untrusted } from "../elements.js";
