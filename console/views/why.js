@@ -58,7 +58,7 @@ export const view = {
     render(context) {
         const { data, params } = context;
         if (data.answer === null) {
-            return html`<h1>Why?</h1><p>Ask with the id of a rollout, a group, a batch or a session, in the field above.</p>`;
+            return html`<h1>Why?</h1><p>Ask with the id of a rollout, group, batch or session, in the field above.</p>`;
         }
         return html`<h1>why <span class="mono">${untrusted(params.id)}</span></h1>${found(data.answer, context)}`;
     },

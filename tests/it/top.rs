@@ -96,7 +96,7 @@ fn cells(number: u16) -> NonZero<u16> {
     NonZero::new(number).expect("a terminal has cells")
 }
 
-/// Lets `default` starve and `other` be fed.
+/// Lets `default` starve, and gives `other` a batch that nobody asks for.
 async fn two_policies(app: &TestApp) {
     for policy in ["default", "other"] {
         app.rules(policy, json!({"group": {"size": 2}, "batch": {"groups": 2}})).await;
