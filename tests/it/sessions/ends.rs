@@ -61,11 +61,20 @@ on_both_stores! {
         let headline = "Not trained: its session ended without a reward, so its place in the group is free";
         assert_eq!(expired["headline"], headline);
         let second = open(app, json!({"rollout_id": "r2", "group_id": "g"})).await;
+        let models = json!({"a": {"policy": "default"}, "b": {"policy": "hidden"}});
+        app.rules("hidden", json!({})).await;
+        let of_two = open(app, json!({"rollout_id": "two", "group_id": "pair", "models": models})).await;
+        assert_eq!(why("two").await["kind"], "session");
         record(app, &second, call(&[S, U, A], &[11, E])).await;
         finish(app, &second, 1.0).await;
         let finished = why("r2").await;
         assert_eq!(text(&finished["causes"][1]["text"]), "The session was finished with 1 call");
         assert!(text(&finished["headline"]).starts_with("Waits: group g has 1 of 2 rollouts"), "{finished}");
+        // Who sees one of the policies does not see the session.
+        let key = app.key(forebay_wire::Role::Produce, &["default"]).await;
+        for id in ["two", text(&of_two["session_id"])] {
+            app.get_as(&key, &format!("/why?id={id}")).await.refused(404, "not-found");
+        }
     }
 
     async fn a_repeated_finish_has_the_same_answer(app: TestApp) {

@@ -96,6 +96,8 @@ impl Buffer {
         sees: impl Fn(&PolicyName) -> bool + Send,
     ) -> Result<LifeStory, BufferError> {
         let now = self.clock.now();
+        // As everywhere, a session is shown to who sees all of its policies.
+        let sees_session = |session: &Session| session.policies.iter().all(|of| sees(&of.policy));
         let batch_id = id.parse::<BatchId>().ok().filter(|_| askable.batches);
         if let Some(batch_id) = batch_id
             && let Some(batch) = self.store.read(FindBatch(batch_id)).await?
@@ -106,18 +108,19 @@ impl Buffer {
         }
         if let Some(session) = id.parse::<SessionId>().ok().filter(|_| askable.rollouts)
             && let Some(session) = self.store.read(FindSession(session)).await?
-            && let Some(of) = session
-                .policies
-                .iter()
-                .map(|of| of.policy.clone())
-                .find(|of| sees(of) && policy.is_none_or(|named| named == of))
+            && sees_session(&session)
+            && let Some(of) =
+                session.policies.iter().map(|of| of.policy.clone()).find(|of| policy.is_none_or(|named| named == of))
         {
             return Ok(session::alone(&session, of, now));
         }
         let found = if askable.rollouts { matches(self, id, policy, &sees).await? } else { IdMatches::default() };
         let IdMatches { rollouts, groups, sessions, open_sessions } = found;
         let session_of = async |policy: &PolicyName| match sessions.iter().find(|(of, _)| of == policy) {
-            Some((_, session_id)) => self.store.read(FindSession(*session_id)).await,
+            Some((_, session_id)) => {
+                let session = self.store.read(FindSession(*session_id)).await;
+                session.map(|session| session.filter(&sees_session))
+            }
             None => Ok(None),
         };
         let rollouts = rollouts.into_iter().map(|policy| (IdKind::Rollout, policy));

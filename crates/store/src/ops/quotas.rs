@@ -1,6 +1,6 @@
-//! The bounds of teams, checked where their policies would exceed them: new policies, greater backlogs and new sessions.
+//! The bounds of teams, checked where a team could exceed them: new policies, greater backlogs and new sessions.
 //!
-//! Policies are matched here and not by the database, because the patterns of keys, upstreams and quotas are one.
+//! Names are matched here and not by the database, so that patterns mean the same in quotas as in keys and upstreams.
 
 use std::sync::LazyLock;
 
@@ -20,9 +20,9 @@ use crate::{
     sql::{Statement, Tx, args},
 };
 
-/// Refuses rules with which the policies of a team would be too many, or their backlogs too large. `before` are the
-/// rules of a policy that exists: what does not rise is never refused, or else nobody could change a rule after an
-/// operator has lowered a quota.
+/// Refuses one policy more than a team may have, and a backlog that it may not have. `before` are the rules of a policy
+/// that exists. A backlog that does not rise is never refused, or else nobody could change any rule after an operator
+/// has lowered a quota.
 pub(super) async fn check_rules(
     tx: &mut Tx<'_>,
     quotas: &Quotas,
@@ -78,8 +78,8 @@ pub(super) async fn check_rules(
     Ok(Ok(()))
 }
 
-/// Why a policy gets no other session, if its team has as many as it may have. Sessions of two policies are opened under
-/// two locks, so a team may exceed its quota by one for each of its policies.
+/// Why a policy gets no other session, if its team has as many as it may have. Sessions of two policies are opened
+/// under two locks, so a team may exceed its quota by one for each of its policies.
 pub(super) async fn full_of_sessions(
     tx: &mut Tx<'_>,
     quotas: &Quotas,

@@ -26,7 +26,7 @@ pub(super) fn alone(session: &Session, policy: PolicyName, now: Timestamp) -> Li
     }
 }
 
-/// The life of a group that no rollout of has arrived, because all of its sessions are open.
+/// The life of a group that has no rollout yet, because all of its sessions are open.
 pub(super) fn group(sessions: i64, policy: PolicyName, now: Timestamp) -> LifeStory {
     let mut telling = Telling { steps: Vec::new(), headline: String::new(), now };
     let open = plural(sessions, "session");
