@@ -86,7 +86,10 @@ def _encoded_fields(cls: type[Any]) -> tuple[tuple[str, str, Any, str], ...]:
         (
             field.name,
             field.metadata.get("name", field.name),
-            field.default
+            # What is no argument has one value only, and says what the object is.
+            None
+            if not field.init
+            else field.default
             if field.default is not dataclasses.MISSING
             else field.default_factory()
             if field.default_factory is not dataclasses.MISSING
@@ -156,6 +159,7 @@ def _decoder(cls: type[Any]) -> Convert:
     plan = tuple(
         (field.name, field.metadata.get("name", field.name), _converter(hints[field.name]))
         for field in dataclasses.fields(cls)
+        if field.init
     )
 
     def decode_object(value: Any) -> Any:
@@ -183,12 +187,17 @@ def _converter(hint: Any) -> Convert | None:
         return _decoder(cast("type[Any]", hint))
     if origin in (types.UnionType, typing.Union):
         converters = [found for found in map(_converter, arguments) if found]
-        return converters[0] if converters else None
+        plain_too = len(converters) + (type(None) in arguments) < len(arguments)
+        return (_if_object(converters[0]) if plain_too else converters[0]) if converters else None
     if origin in (list, Sequence) and (item := _converter(arguments[0])):
         return _each(item)
     if origin in (dict, Mapping) and (item := _converter(arguments[1])):
         return _each_value(item)
     return None
+
+
+def _if_object(convert: Convert) -> Convert:
+    return lambda value: convert(value) if isinstance(value, dict) else value
 
 
 def _each(item: Convert) -> Convert:

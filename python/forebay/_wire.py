@@ -18,7 +18,7 @@ __all__ = [
     "AckRequest",
     "Admission",
     "AdmissionRequest",
-    "Advantage",
+    "AdvantageName",
     "Assembly",
     "BacklogRules",
     "BaseUrls",
@@ -47,6 +47,8 @@ __all__ = [
     "FilterScope",
     "FilterVariable",
     "FinishRequest",
+    "Gdpo",
+    "GdpoKind",
     "GroupInfo",
     "GroupOutcomes",
     "GroupPage",
@@ -156,13 +158,14 @@ __all__ = [
     "Waiting",
     "WaitingConsumer",
     "WaitingEnvironment",
+    "Whiten",
     "WhoAmI",
     "WhyCause",
     "WhyFinding",
 ]
 
-Advantage = Literal["grpo", "grpo_mean", "rloo", "reward", "none"]
-"""Advantage estimator over the rewards of a group. Each rollout counts once."""
+AdvantageName = Literal["grpo", "grpo_mean", "rloo", "reward", "none"]
+"""Advantage estimator over the rewards R of a group."""
 
 BatchOrder = Literal["fifo", "freshest"]
 """Which ready groups are delivered first."""
@@ -175,6 +178,9 @@ FilterAction = Literal["drop", "mask"]
 
 FilterScope = Literal["rollout", "group"]
 """Whether a filter examines rollouts or groups."""
+
+GdpoKind = Literal["gdpo"]
+"""The kind of an advantage by reward component."""
 
 GroupState = Literal["open", "ready", "batched", "stale", "discarded", "quarantined"]
 """State of a group."""
@@ -241,6 +247,9 @@ TriedState = Literal["ready", "discarded", "open", "unjudged"]
 
 Verdict = Literal["kept", "masked", "dropped", "late"]
 """The decision of ingest about a rollout."""
+
+Whiten = Literal["batch", "none"]
+"""Over which rollouts advantages A are whitened: (A - mean) / (unbiased standard deviation + 1e-6)."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -748,6 +757,20 @@ class FinishRequest:
     """JSON object whose members are added to the metadata of the session, and replace members with the same names."""
     wait_ms: int | None = None
     """Milliseconds to wait for calls in flight before they are cancelled; 5,000 when absent."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Gdpo:
+    """The weighted sum of an advantage for each reward component, which is that of `grpo` over the rollouts of the
+    group that have the component (GDPO, arXiv 2601.05242). A rollout without a component has 0 for it."""
+
+    kind: GdpoKind = field(default="gdpo", init=False)
+    """The kind."""
+    components: Mapping[str, float]
+    """The weights of the components, by their names in `reward_components`: 1 to 64, each 0.000001 to 1,000,000 or the
+    negative of that."""
+    whiten: Whiten = "batch"
+    """Over which rollouts the sums are whitened."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -1305,7 +1328,7 @@ class PolicyRules:
     """What one batch holds."""
     lease: LeaseRules = field(default_factory=LeaseRules)
     """How long a lease lasts and how many deliveries a batch has."""
-    advantage: Advantage = "grpo"
+    advantage: AdvantageName | Gdpo = "grpo"
     """Advantage estimator, applied once when the group is finalized."""
     loss_weighting: LossWeighting = "rollout_mean"
     """How the tokens of a batch are weighted in the loss; fixed when the batch is cut."""

@@ -69,6 +69,14 @@ def test_fields_with_none_or_the_default_are_left_out() -> None:
     assert sent(rules) == {"group": {"size": 4}}
 
 
+def test_an_advantage_is_a_name_or_says_its_kind() -> None:
+    gdpo = forebay.types.Gdpo(components={"acc": 1.0})
+    rules = forebay.types.PolicyRules(advantage=gdpo)
+    assert sent(rules) == {"advantage": {"kind": "gdpo", "components": {"acc": 1.0}}}
+    assert _codec.decode(forebay.types.PolicyRules, sent(rules)) == rules
+    assert _codec.decode(forebay.types.PolicyRules, {"advantage": "rloo"}).advantage == "rloo"
+
+
 BROKEN = [
     ({"segments": [{"tokens": [1, float("nan")]}]}, "/segments/0/tokens/1", "is nan"),
     ({"a": {"b": [0.0, -float("inf")]}}, "/a/b/1", "is -inf"),

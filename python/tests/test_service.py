@@ -16,7 +16,7 @@ import pytest
 
 import forebay
 from forebay import _bodies, _http, errors
-from forebay.types import BatchRules, GroupRules, PolicyRules, Retry, StalenessRules
+from forebay.types import BatchRules, Gdpo, GroupRules, PolicyRules, Retry, StalenessRules
 
 
 def trajectory(policy: str, **fields: Any) -> forebay.Trajectory:
@@ -32,6 +32,18 @@ def leased(fb: forebay.Client, policy: str, **fields: Any) -> tuple[str, str]:
 
 
 # Agents.
+
+
+def test_advantages_by_component_are_whitened_over_the_batch(fb: forebay.Client, policy: str) -> None:
+    gdpo = Gdpo(components={"acc": 1.0, "fmt": 0.5})
+    status = fb.put_policy(policy, PolicyRules(group=GroupRules(size=2), batch=BatchRules(groups=2), advantage=gdpo))
+    assert status.rules.advantage == gdpo
+    for group_id in ("a", "b"):
+        for acc in (0.0, 1.0):
+            fb.post(trajectory(policy, group_id=group_id, reward=acc, reward_components={"acc": acc, "fmt": 1.0}))
+    batch_id, _ = leased(fb, policy)
+    # The standardized rewards of a group are 1/sqrt(2) and its negative, and those of four such numbers are 0.866.
+    assert [row.advantage for row in fb.samples(batch_id)] == pytest.approx([-0.866024, 0.866024] * 2, abs=1e-6)
 
 
 def test_a_posted_rollout_is_leased_read_and_acked(fb: forebay.Client, policy: str) -> None:

@@ -49,7 +49,8 @@ def test_the_classes_are_those_of_the_document() -> None:
 
 def instance(schema: dict[str, Any], *, is_full: bool) -> Any:
     if "oneOf" in schema:
-        (schema,) = [part for part in schema["oneOf"] if part.get("type") != "null"]
+        parts = [part for part in schema["oneOf"] if part.get("type") != "null"]
+        schema = parts[-1 if is_full else 0]
     if "$ref" in schema:
         name = schema["$ref"].split("/")[-1]
         if name not in CLASSES:

@@ -5,11 +5,17 @@ use serde_json::{Value, json};
 use crate::support::{TestApp, group, member, on_both_stores, text, with};
 
 async fn three_groups(app: &TestApp) -> Value {
-    app.rules("default", json!({"group": {"size": 2}, "batch": {"groups": 3}})).await;
+    let advantage = json!({"kind": "gdpo", "components": {"acc": 1.0}});
+    app.rules("default", json!({"group": {"size": 2}, "batch": {"groups": 3}, "advantage": advantage})).await;
     for (index, name) in ["a", "b", "c"].into_iter().enumerate() {
         // No two payloads are equal.
         let segments = json!([{"tokens": [1, 2, index], "loss_mask": [1, 1]}]);
-        let members = (0..2).map(|place| with(member(name, place, place as f64), json!({"segments": segments})));
+        let members = (0..2).map(|place| {
+            with(
+                member(name, place, place as f64),
+                json!({"segments": segments, "reward_components": {"acc": place, "fmt": 1}}),
+            )
+        });
         app.accept(members.collect()).await;
     }
     app.lease().await
@@ -76,6 +82,14 @@ on_both_stores! {
 
     async fn an_advantage_that_changed_is_not_delivered(app: TestApp) {
         found_in_the_second_group(app, "UPDATE rollout SET advantage = 0.5 WHERE rollout_pk = 3").await;
+    }
+
+    async fn a_reward_component_that_changed_is_not_delivered(app: TestApp) {
+        found_in_the_second_group(app, r#"UPDATE rollout SET components = '{"acc":0.5}' WHERE rollout_pk = 3"#).await;
+    }
+
+    async fn a_reward_component_that_is_lost_is_not_delivered(app: TestApp) {
+        found_in_the_second_group(app, "UPDATE rollout SET components = NULL WHERE rollout_pk = 3").await;
     }
 
     async fn a_verdict_that_changed_is_not_delivered(app: TestApp) {

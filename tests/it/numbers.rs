@@ -119,6 +119,84 @@ on_both_stores! {
         close(&advantages(app, "rloo", &[1.0]).await, &[0.0]);
     }
 
+    async fn advantages_by_component_are_those_of_the_worked_batch(app: TestApp) {
+        let components = json!({"acc": 1.0, "fmt": 0.5});
+        let gdpo = json!({"kind": "gdpo", "components": components});
+        app.rules("whitened", json!({"group": {"size": 4}, "batch": {"groups": 2}, "advantage": gdpo})).await;
+        let gdpo = with(gdpo, json!({"whiten": "none"}));
+        app.rules("plain", json!({"group": {"size": 4}, "batch": {"groups": 2}, "advantage": gdpo})).await;
+        let groups = [
+            ("a", [(1.0, Some(1.0)), (1.0, Some(0.0)), (0.0, Some(1.0)), (0.0, Some(0.0))]),
+            ("b", [(1.0, Some(1.0)), (0.0, Some(1.0)), (0.0, Some(1.0)), (0.0, None)]),
+        ];
+        for policy in ["whitened", "plain"] {
+            for (group_id, rollouts) in groups {
+                let of = |(index, &(acc, fmt)): (usize, &(f64, Option<f64>))| {
+                    let mut components = json!({"acc": acc, "length": index});
+                    if let Some(fmt) = fmt {
+                        components["fmt"] = json!(fmt);
+                    }
+                    let sum = acc + fmt.unwrap_or(0.0);
+                    let fields = json!({"policy": policy, "group_id": group_id, "reward_components": components});
+                    with(rollout(&format!("{group_id}{index}"), sum), fields)
+                };
+                let mut members: Vec<Value> = rollouts.iter().enumerate().map(of).collect();
+                // Components of stored rollouts are read from their rows, those of the last ones from the bundle.
+                let last = members.split_off(2);
+                app.accept(members.into()).await;
+                app.accept(last.into()).await;
+            }
+        }
+        let plain = [1.299_035_9, 0.433_012, -0.433_012, -1.299_035_9, 1.499_997, -0.499_999, -0.499_999, -0.499_999];
+        let whitened =
+            [1.322_874_5, 0.440_958_2, -0.440_958_2, -1.322_874_5, 1.527_523_4, -0.509_174_5, -0.509_174_5, -0.509_174_5];
+        let number = |row: &Value| row["advantage"].as_f64().expect("a number");
+        for (policy, expected) in [("plain", plain), ("whitened", whitened)] {
+            let batch = app.lease_with(json!({"policy": policy})).await;
+            close(&app.samples(&batch).await.iter().map(number).collect::<Vec<_>>(), &expected);
+            let stories = app.get(&format!("/trajectories?policy={policy}&limit=8")).await.expect(200);
+            let stories = stories["trajectories"].as_array().expect("a page has stories");
+            close(&stories.iter().map(number).collect::<Vec<_>>(), &plain);
+        }
+    }
+
+    async fn a_batch_that_is_cut_again_is_whitened_again(app: TestApp) {
+        let gdpo = json!({"kind": "gdpo", "components": {"acc": 1.0}});
+        let rules = json!({"group": {"size": 2}, "batch": {"groups": 2}, "advantage": gdpo});
+        app.rules("default", rules).await;
+        // The standardized rewards of both groups are 1/sqrt(2) and its negative, and those of four are 0.866.
+        for group_id in ["a", "b"] {
+            let of = |index: usize| {
+                with(member(group_id, index, index as f64), json!({"reward_components": {"acc": index}}))
+            };
+            app.accept(json!([of(0), of(1)])).await;
+        }
+        let number = |row: &Value| row["advantage"].as_f64().expect("a number");
+        let batch = app.lease().await;
+        let found: Vec<f64> = app.samples(&batch).await.iter().map(number).collect();
+        close(&found, &[-0.866_024, 0.866_024, -0.866_024, 0.866_024]);
+        app.nack(&batch, &["a"]).await.expect(200);
+        let rest = app.lease_with(json!({"partial": true})).await;
+        assert_eq!(app.group_ids(&rest).await, ["b"]);
+        close(&app.samples(&rest).await.iter().map(number).collect::<Vec<_>>(), &[-0.707_105_8, 0.707_105_8]);
+    }
+
+    async fn a_group_filter_looks_at_components(app: TestApp) {
+        let filter = json!([{"name": "flat-accuracy", "scope": "group", "when": "components.acc.std < 1e-6", "action": "drop"}]);
+        app.rules("default", json!({"group": {"size": 4}, "filter": filter})).await;
+        // Four wrong answers that differ by a length penalty are no signal.
+        for (group_id, correct) in [("wrong", 0.0), ("mixed", 1.0)] {
+            for index in 0..4 {
+                let (acc, length) = (if index == 0 { correct } else { 0.0 }, -0.1 * f64::from(index));
+                let fields = json!({"reward_components": {"acc": acc, "length": length}});
+                app.accept(with(member(group_id, index as usize, acc + length), fields)).await;
+            }
+        }
+        let story = app.story("wrong-0").await;
+        assert_eq!((&story["state"], &story["group"]["reason"]), (&json!("discarded"), &json!("flat-accuracy")));
+        assert_eq!(app.story("mixed-0").await["state"], "ready");
+    }
+
     async fn a_rollout_is_one_vote_however_many_segments_it_has(app: TestApp) {
         app.rules("votes", json!({"group": {"size": 2}, "advantage": "grpo_mean"})).await;
         let a = shaped("votes", "a", &[1, 1, 1]);

@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use forebay_client::wire::{Advantage, PolicyRules, Requirement};
+use forebay_client::wire::{Advantage, AdvantageName, PolicyRules, Requirement};
 use tch::{Device, Tensor, no_grad};
 
 use crate::{
@@ -237,7 +237,10 @@ impl Learner {
             })
             .collect();
         let reads_advantages = !self.objective.needs_whole_batch() && self.objective.objective != Objective::Sft;
-        if rules.advantage == Advantage::None && reads_advantages && self.objective.opd_coef == 0.0 {
+        if rules.advantage == Advantage::Named(AdvantageName::None)
+            && reads_advantages
+            && self.objective.opd_coef == 0.0
+        {
             found.push(
                 "the policy's rules have advantage = \"none\", but the objective reads advantages: nothing would be \
                  learned. Let the policy compute them, e.g. advantage = \"grpo\""

@@ -6,10 +6,12 @@
 //! totals of the group, which are all that batches need, are written to its row: nothing before the samples reads a
 //! payload.
 
+use std::collections::BTreeMap;
+
 use forebay_wire::Advantage;
 
 use crate::{
-    advantage::advantages,
+    advantage::{Voters, advantages},
     clock::Timestamp,
     evaluation::FAILED_FILTERS_MAX,
     ids::RolloutPk,
@@ -60,6 +62,18 @@ pub struct GroupSnapshot {
     pub rollouts: Vec<Member>,
 }
 
+impl GroupSnapshot {
+    /// The rollouts that count in the baseline.
+    #[must_use]
+    pub fn voters(&self) -> Voters<'_> {
+        let voters = || self.rollouts.iter().filter_map(|member| Some((member.reward?, &member.components)));
+        Voters {
+            rewards: voters().map(|(reward, _)| reward).collect(),
+            components: voters().map(|(_, components)| components).collect(),
+        }
+    }
+}
+
 /// A kept or masked rollout of a group.
 #[derive(Clone, Debug)]
 pub struct Member {
@@ -69,6 +83,8 @@ pub struct Member {
     pub verdict: Verdict,
     /// Its reward, if it counts in the baseline.
     pub reward: Option<f64>,
+    /// Those of its reward components that the rules of its group read.
+    pub components: BTreeMap<String, f64>,
     pub segments: u32,
     /// Segments with a trained token.
     pub trained_segments: u32,
@@ -131,13 +147,13 @@ pub struct GroupTotals {
 /// discards the group, its advantages are computed.
 #[must_use]
 pub fn decide(rules: &Rules, group: &GroupSnapshot, cause: Cause, now: Timestamp) -> GroupOutcome {
-    decide_by(rules.filters(), rules.advantage, group, cause, now)
+    decide_by(rules.filters(), &rules.advantage, group, cause, now)
 }
 
 /// Decides a group by these filters.
 pub fn decide_by(
     filters: &Filters,
-    advantage: Advantage,
+    advantage: &Advantage,
     group: &GroupSnapshot,
     cause: Cause,
     now: Timestamp,
@@ -154,15 +170,15 @@ pub fn decide_by(
     if !group.rollouts.iter().any(|member| member.verdict == Verdict::Kept) {
         return discard(reasons::ALL_MASKED, Vec::new());
     }
-    let rewards: Vec<f64> = group.rollouts.iter().filter_map(|member| member.reward).collect();
-    let Evaluation { matched, failed, .. } = filters.evaluate_group(&filter_facts(group, &rewards, now));
+    let voters = group.voters();
+    let Evaluation { matched, failed, .. } = filters.evaluate_group(&filter_facts(group, &voters, now));
     let failed_filters = failed.into_iter().take(FAILED_FILTERS_MAX).map(str::to_owned).collect();
     if let Some(found) = matched {
         return discard(found.name, failed_filters);
     }
-    let mut votes = advantages(advantage, &rewards).into_iter();
+    let mut found = advantages(advantage, &voters).into_iter();
     let of_member = |member: &Member| {
-        let advantage = member.reward.and_then(|_| votes.next()).unwrap_or(0.0);
+        let advantage = member.reward.and_then(|_| found.next()).unwrap_or(0.0);
         (member.rollout_pk, advantage)
     };
     let ready = ReadyGroup { advantages: group.rollouts.iter().map(of_member).collect() };
@@ -191,13 +207,14 @@ fn totals(members: &[Member]) -> GroupTotals {
     totals
 }
 
-pub fn filter_facts<'a>(group: &'a GroupSnapshot, rewards: &'a [f64], now: Timestamp) -> GroupFacts<'a> {
+pub fn filter_facts<'a>(group: &'a GroupSnapshot, voters: &'a Voters<'a>, now: Timestamp) -> GroupFacts<'a> {
     let masked = group.rollouts.iter().filter(|member| member.verdict == Verdict::Masked).count();
     GroupFacts {
         size: i64::from(group.size),
         kept: (group.rollouts.len() - masked) as i64,
         masked: masked as i64,
-        rewards,
+        rewards: &voters.rewards,
+        components: &voters.components,
         tokens: group.rollouts.iter().map(|member| member.tokens as i64).sum(),
         environment: group.environment.as_deref(),
         age_s: now.micros_since(group.opened_at) as f64 / 1e6,

@@ -3,14 +3,16 @@
 pub mod changes;
 pub mod filter;
 
-use forebay_wire::{FilterRule, LossWeighting, PolicyRules, Violation};
+use std::collections::{BTreeMap, BTreeSet};
+
+use forebay_wire::{Advantage, FilterRule, Gdpo, LossWeighting, PolicyRules, Violation, Whiten};
 
 use self::filter::{FilterViolation, Filters};
 use super::{
     batch::GROUPS_MAX,
     ids::{GroupId, check_name},
     states::Verdict,
-    trajectory::GROUP_SIZE_MAX,
+    trajectory::{GROUP_SIZE_MAX, REWARD_COMPONENTS_MAX, escape},
 };
 
 /// Seconds of ten years. A longer duration is a typing error.
@@ -31,6 +33,11 @@ const ENVIRONMENTS_MAX: usize = 64;
 const ENVIRONMENT_WEIGHT_MIN: f64 = 1e-6;
 const ENVIRONMENT_WEIGHT_MAX: f64 = 1e6;
 
+/// Least and greatest weight of a reward component, without its sign. With these bounds, no component is lost beside
+/// another, and rewards that a double holds do not overflow.
+const COMPONENT_WEIGHT_MIN: f64 = 1e-6;
+const COMPONENT_WEIGHT_MAX: f64 = 1e6;
+
 /// Seconds of a day: the longest lease, also after a heartbeat.
 pub const LEASE_TTL_S_MAX: u64 = 86_400;
 
@@ -39,6 +46,8 @@ pub const LEASE_TTL_S_MAX: u64 = 86_400;
 pub struct Rules {
     wire: PolicyRules,
     filters: Filters,
+    /// The reward components that filters of groups and advantages read.
+    components: BTreeSet<String>,
 }
 
 impl Rules {
@@ -47,7 +56,7 @@ impl Rules {
         let mut violations = Vec::new();
         check_numbers(&wire, &mut violations);
         match Filters::compile(&wire.filter) {
-            Ok(filters) if violations.is_empty() => return Ok(Self { wire, filters }),
+            Ok(filters) if violations.is_empty() => return Ok(Self::new(wire, filters)),
             Ok(_) => {}
             Err(found) => violations.extend(filter_violations(found)),
         }
@@ -58,19 +67,46 @@ impl Rules {
     /// have allowed more, and groups that are open under them must still be decided by them.
     pub fn stored(wire: PolicyRules) -> Result<Self, Vec<Violation>> {
         let filters = Filters::compile_stored(&wire.filter).map_err(filter_violations)?;
-        Ok(Self { wire, filters })
+        Ok(Self::new(wire, filters))
     }
 
     /// The same rules with other filters, which are checked like those of new rules.
     pub fn with_filters(&self, filter: Vec<FilterRule>) -> Result<Self, Vec<Violation>> {
         let filters = Filters::compile(&filter).map_err(filter_violations)?;
-        Ok(Self { wire: PolicyRules { filter, ..self.wire.clone() }, filters })
+        Ok(Self::new(PolicyRules { filter, ..self.wire.clone() }, filters))
+    }
+
+    fn new(wire: PolicyRules, filters: Filters) -> Self {
+        let mut components = filters.components().clone();
+        if let Advantage::Gdpo(gdpo) = &wire.advantage {
+            components.extend(gdpo.components.keys().cloned());
+        }
+        Self { wire, filters, components }
     }
 
     /// The filters of both scopes.
     #[must_use]
     pub fn filters(&self) -> &Filters {
         &self.filters
+    }
+
+    /// Whether the decision of a group reads reward components.
+    #[must_use]
+    pub fn read_components(&self) -> bool {
+        !self.components.is_empty()
+    }
+
+    /// Those reward components of a rollout that the decision of its group reads.
+    #[must_use]
+    pub fn components_of(&self, rollout: &BTreeMap<String, f64>) -> BTreeMap<String, f64> {
+        let of_name = |name: &String| rollout.get(name).map(|value| (name.clone(), *value));
+        self.components.iter().filter_map(of_name).collect()
+    }
+
+    /// Whether the advantages of the batch are whitened when it is read.
+    #[must_use]
+    pub fn whiten(&self) -> bool {
+        matches!(&self.wire.advantage, Advantage::Gdpo(Gdpo { whiten: Whiten::Batch, .. }))
     }
 
     /// The bytes that the compiled filters hold, approximately.
@@ -145,6 +181,7 @@ fn check_numbers(rules: &PolicyRules, violations: &mut Vec<Violation>) {
     within("/retention/tombstone_s", retention.tombstone_s, 0, DURATION_S_MAX);
     check_environments(rules, violations);
     check_backlog(rules, violations);
+    check_advantage(rules, violations);
     check_loss_constant(rules, violations);
     check_teacher(rules, violations);
 }
@@ -158,7 +195,7 @@ fn check_environments(rules: &PolicyRules, violations: &mut Vec<Violation>) {
         return;
     }
     for (label, of) in environments {
-        let pointer = format!("/batch/environments/{}", label.replace('~', "~0").replace('/', "~1"));
+        let pointer = format!("/batch/environments/{}", escape(label));
         if let Err(error) = GroupId::parse(label) {
             push(pointer.clone(), format!("the label {error}"));
         }
@@ -206,6 +243,23 @@ fn check_backlog(rules: &PolicyRules, violations: &mut Vec<Violation>) {
     }
 }
 
+fn check_advantage(rules: &PolicyRules, violations: &mut Vec<Violation>) {
+    let Advantage::Gdpo(Gdpo { components, .. }) = &rules.advantage else { return };
+    let mut push = |pointer: String, detail: String| violations.push(Violation { pointer, detail });
+    if !(1..=REWARD_COMPONENTS_MAX).contains(&components.len()) {
+        let detail = format!("must be 1 to {REWARD_COMPONENTS_MAX} components, are {}", components.len());
+        push("/advantage/components".into(), detail);
+        return;
+    }
+    for (name, weight) in components {
+        let pointer = format!("/advantage/components/{}", escape(name));
+        if !(COMPONENT_WEIGHT_MIN..=COMPONENT_WEIGHT_MAX).contains(&weight.abs()) {
+            let range = format!("{COMPONENT_WEIGHT_MIN} to {COMPONENT_WEIGHT_MAX}");
+            push(pointer, format!("must be {range}, or the negative of that, is {weight}"));
+        }
+    }
+}
+
 fn check_loss_constant(rules: &PolicyRules, violations: &mut Vec<Violation>) {
     let detail = match (rules.loss_weighting, rules.loss_constant) {
         (LossWeighting::Constant, None) => "is needed where `loss_weighting` is `constant`",
@@ -220,7 +274,7 @@ fn check_loss_constant(rules: &PolicyRules, violations: &mut Vec<Violation>) {
 
 #[cfg(test)]
 mod tests {
-    use forebay_wire::EnvironmentRules;
+    use forebay_wire::{EnvironmentRules, GdpoKind};
 
     use super::*;
 
@@ -238,6 +292,25 @@ mod tests {
         let found = Rules::parse(rules).expect_err("these rules cannot work");
         let pointers: Vec<_> = found.iter().map(|violation| violation.pointer.as_str()).collect();
         assert_eq!(pointers, ["/group/min_size", "/lease/ttl_s", "/loss_constant"]);
+    }
+
+    #[test]
+    fn components_of_an_advantage_have_weights_that_count() {
+        let violations = |components: &[(String, f64)]| {
+            let components = components.iter().cloned().collect();
+            let gdpo = Gdpo { kind: GdpoKind::Gdpo, components, whiten: Whiten::Batch };
+            let rules = PolicyRules { advantage: Advantage::Gdpo(gdpo), ..PolicyRules::default() };
+            let found = Rules::parse(rules).err().unwrap_or_default();
+            found.into_iter().map(|violation| violation.pointer).collect::<Vec<_>>()
+        };
+        let many = |count: usize| (0..count).map(|number| (number.to_string(), 1.0)).collect::<Vec<_>>();
+        assert!(violations(&many(64)).is_empty());
+        assert_eq!(violations(&many(65)), ["/advantage/components"]);
+        assert_eq!(violations(&[]), ["/advantage/components"]);
+        assert!(violations(&[("a".to_owned(), -1e6), ("b".to_owned(), 1e-6)]).is_empty());
+        for weight in [0.0, 2e6, -5e-7, f64::NAN, f64::INFINITY] {
+            assert_eq!(violations(&[("a/b".to_owned(), weight)]), ["/advantage/components/a~1b"], "{weight}");
+        }
     }
 
     #[test]

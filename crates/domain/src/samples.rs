@@ -6,11 +6,14 @@ pub mod checked;
 pub mod page;
 pub mod pages;
 
+use std::{collections::BTreeMap, sync::Arc};
+
 use crate::{
     formats::{payload::Payload, seal::SEAL_BYTES},
     ids::{GroupPk, PolicyName, RolloutId, RolloutPk, Version},
     lease::Batch,
     looking::ledger::Story,
+    rules::Rules,
     staleness::TrainedSpan,
     states::Verdict,
 };
@@ -55,6 +58,16 @@ pub struct BatchMember {
     pub mask_below: Option<Version>,
     /// Checksum of the advantages of its group; none before they are known.
     pub group_seal: Option<[u8; SEAL_BYTES]>,
+    /// What the advantages of its group were computed from besides rewards; none if it is not read, or nothing is.
+    pub read: Option<ComponentsRead>,
+}
+
+/// Those reward components of a rollout that the decision of its group reads, as its row has them.
+#[derive(Clone, Debug)]
+pub struct ComponentsRead {
+    /// The rules of the group.
+    pub rules: Arc<Rules>,
+    pub components: BTreeMap<String, f64>,
 }
 
 impl BatchMember {

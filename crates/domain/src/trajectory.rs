@@ -382,7 +382,7 @@ fn check_scalars(sent: &wire::Trajectory, found: &mut Violations) {
 }
 
 /// A JSON pointer's reference token (RFC 6901).
-fn escape(token: &str) -> String {
+pub(crate) fn escape(token: &str) -> String {
     token.replace('~', "~0").replace('/', "~1")
 }
 

@@ -135,7 +135,7 @@ async fn unpack(page: Vec<StoredPart>, weights: BatchWeights) -> Result<Result<P
 }
 
 async fn members(buffer: &Buffer, batch: &Batch) -> Result<Vec<BatchMember>, BufferError> {
-    let members = buffer.store.read(BatchMembers(batch.clone())).await?.ok_or(Refusal::Purged)?;
+    let mut members = buffer.store.read(BatchMembers(batch.clone())).await?.ok_or(Refusal::Purged)?;
     if let Some(member) = checked::broken_groups(&members).next() {
         return Err(quarantine(buffer, batch, member, Damaged("its advantages differ from their seal")).await?);
     }
@@ -143,6 +143,7 @@ async fn members(buffer: &Buffer, batch: &Batch) -> Result<Vec<BatchMember>, Buf
         let found = format!("the rollouts of batch {} do not add up to its totals", batch.batch_id);
         return Err(StoreError::Corrupt(found).into());
     }
+    checked::whiten(&mut members);
     Ok(members)
 }
 

@@ -9,6 +9,7 @@
 pub const ARROW_STREAM: &str = "application/vnd.apache.arrow.stream";
 
 mod admission;
+mod advantage;
 mod batch;
 mod content;
 mod export;
@@ -30,6 +31,7 @@ mod turn;
 mod why;
 
 pub use admission::{Admission, AdmissionRequest};
+pub use advantage::{Advantage, AdvantageName, Gdpo, GdpoKind, Whiten};
 pub use batch::{
     AckRequest, BatchDescriptor, BatchPage, BatchRequest, BatchState, ExtendRequest, NackRequest, Sample, ShardBalance,
     ShardCount, VersionRange,
@@ -57,9 +59,9 @@ pub use policy::{
 };
 pub use problem::{PROBLEM_JSON, Problem, Violation};
 pub use rules::{
-    Advantage, BacklogRules, BatchOrder, BatchRules, EnvironmentRules, FilterAction, FilterRule, FilterScope,
-    GroupRules, LeaseRules, LossWeighting, OnDrop, PolicyRules, RecordRules, Requirement, RetentionRules, Retries,
-    SessionRules, Settle, StalenessAction, StalenessRules,
+    BacklogRules, BatchOrder, BatchRules, EnvironmentRules, FilterAction, FilterRule, FilterScope, GroupRules,
+    LeaseRules, LossWeighting, OnDrop, PolicyRules, RecordRules, Requirement, RetentionRules, Retries, SessionRules,
+    Settle, StalenessAction, StalenessRules,
 };
 pub use session::{
     AbortRequest, BaseUrls, FinishRequest, SessionAssembly, SessionBreak, SessionDropped, SessionEnded, SessionFinish,

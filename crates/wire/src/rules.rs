@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::Advantage;
+
 /// How trajectories of a policy are filtered, grouped, batched and kept. Omitted keys take their defaults.
 ///
 /// When rules are replaced, these stay fixed for a group from the arrival of its first rollout: `require`, `filter`,
@@ -203,24 +205,6 @@ impl Default for LeaseRules {
     fn default() -> Self {
         Self { ttl_s: 600, max_deliveries: 5, max_resumes: 20 }
     }
-}
-
-/// Advantage estimator over the rewards of a group. Each rollout counts once.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-#[serde(rename_all = "snake_case")]
-pub enum Advantage {
-    /// (R - mean) / (unbiased standard deviation + 1e-6).
-    #[default]
-    Grpo,
-    /// R - mean (Dr. GRPO).
-    GrpoMean,
-    /// R - mean of the others.
-    Rloo,
-    /// R.
-    Reward,
-    /// 0, because the trainer computes its own advantages from the reward.
-    None,
 }
 
 /// How the tokens of a batch are weighted in the loss.

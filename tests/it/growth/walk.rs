@@ -89,6 +89,12 @@ pub(super) async fn all(url: &str) {
 
 /// Leases, acks, checkpoints and resumes.
 async fn train(url: &str) {
+    let gdpo = json!({"kind": "gdpo", "components": {"acc": 1.0}});
+    let by_component = Caller::of(url, "by-component", json!({"group": {"size": 2}, "advantage": gdpo})).await;
+    for index in 0..2 {
+        let components = json!({"reward_components": {"acc": index}});
+        by_component.accept(with(member("g", index, 1.0), components)).await;
+    }
     let trainer = Caller::of(url, "default", json!({"batch": {"groups": 1}})).await;
     trainer.rules(json!({"batch": {"groups": 1, "max_tokens": 1_000_000}})).await;
     for index in 0..4 {

@@ -28,6 +28,7 @@ fn pool() -> Vec<Value> {
         filter("old", "group", "age_s > 20.0", "drop"),
         filter("third", "group", "rewards[2] > 0.9", "drop"),
         filter("large", "group", "tokens > 30 && environment == 'web'", "drop"),
+        filter("unsure", "group", "components.tests.std > 0.3 && components.tests.count > 2", "drop"),
         filter("range", "group", "reward_max > 0.99 && reward_min < 0.01 && reward_mean < 0.4", "drop"),
     ]
 }

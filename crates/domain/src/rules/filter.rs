@@ -17,7 +17,7 @@ pub mod trial_evaluation;
 pub mod variables;
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeSet, HashMap, HashSet},
     fmt,
     sync::Arc,
 };
@@ -54,6 +54,7 @@ pub struct Filters {
     /// The bytes that each compiled pattern takes.
     patterns: HashMap<String, usize>,
     asks_for_versions: bool,
+    components: BTreeSet<String>,
     bytes_held: usize,
 }
 
@@ -138,6 +139,7 @@ impl Filters {
             asks_for_versions: rollout
                 .iter()
                 .any(|filter| variables::names_of_versions().any(|name| asks_for(filter, name))),
+            components: group.iter().flat_map(|filter| check::components_named(filter.program.expression())).collect(),
             bytes_held: patterns.bytes_held()
                 + rules.iter().map(|rule| rule.when.len() * BYTES_PER_SOURCE_BYTE).sum::<usize>(),
             patterns: patterns.bytes,
@@ -187,6 +189,12 @@ impl Filters {
             let references = filter.program.references();
             variables.iter().any(|variable| references.has_variable(variable))
         })
+    }
+
+    /// The reward components that filters of scope `group` ask for.
+    #[must_use]
+    pub fn components(&self) -> &BTreeSet<String> {
+        &self.components
     }
 
     /// Whether the filter of scope `rollout` with this name names one of these variables.

@@ -2,9 +2,12 @@
 //!
 //! Separate from the reader, which turns checked rollouts into rows and does not handle damage.
 
+use std::collections::BTreeMap;
+
 use forebay_wire::{Segment, VersionSpan};
 
 use crate::{
+    advantage::standardized,
     formats::{
         payload::{Damaged, Payload, SegmentColumns, SegmentHeader, Unpacked},
         seal,
@@ -37,6 +40,7 @@ impl CheckedRollout {
         sent: impl FnOnce(&[Segment]) -> T,
     ) -> Result<(Self, T), Damaged> {
         let mut rollout = pages::unpack(&member.row, payload)?;
+        check_components(&member, &rollout.reward_components)?;
         let sent = sent(&rollout.segments);
         let masks =
             rollout.segments.iter_mut().map(|segment| (segment.versions.as_deref(), &mut segment.loss_mask[..]));
@@ -52,6 +56,7 @@ impl CheckedRollout<SegmentHeader> {
         pages::check_seal(&member.row, payload)?;
         let start = columns.loss_mask.len();
         let rollout = payload.unpack_onto(columns)?;
+        check_components(&member, &rollout.reward_components)?;
         let mut rest = &mut columns.loss_mask[start..];
         let masks = rollout.segments.iter().map(|segment| {
             let (mask, others) = std::mem::take(&mut rest).split_at_mut(segment.response);
@@ -60,6 +65,17 @@ impl CheckedRollout<SegmentHeader> {
         });
         let (mask, policy_version) = mask_as_delivered(&member, masks)?;
         Ok(Self { member, rollout, mask, policy_version })
+    }
+}
+
+/// Fails if the advantages of a group were computed from reward components that the rollout was not posted with. No seal
+/// covers the column that the decision read.
+fn check_components(member: &BatchMember, posted: &BTreeMap<String, f64>) -> Result<(), Damaged> {
+    match &member.read {
+        Some(read) if read.components != read.rules.components_of(posted) => {
+            Err(Damaged("its reward components differ from those of its row"))
+        }
+        _ => Ok(()),
     }
 }
 
@@ -114,6 +130,19 @@ pub fn broken_groups(members: &[BatchMember]) -> impl Iterator<Item = &BatchMemb
         group[0].group_seal.is_some_and(|expected| expected != found)
     };
     groups.filter(is_broken).map(|group| &group[0])
+}
+
+/// Whitens the advantages of the groups whose rules say so, over all of their rollouts in the batch that count in the
+/// baseline.
+pub fn whiten(members: &mut [BatchMember]) {
+    let is_whitened = |member: &&mut BatchMember| {
+        member.row.reward.is_some() && member.read.as_ref().is_some_and(|read| read.rules.whiten())
+    };
+    let mut voters: Vec<&mut BatchMember> = members.iter_mut().filter(is_whitened).collect();
+    let advantages: Vec<f64> = voters.iter().map(|member| member.advantage).collect();
+    for (member, whitened) in voters.iter_mut().zip(standardized(&advantages)) {
+        member.advantage = whitened;
+    }
 }
 
 /// The samples and tokens that the weights of a batch count: N, and the sum of all masks. None if the tokens of a group

@@ -6,7 +6,7 @@ use forebay_domain::{
     samples::BatchMember,
 };
 
-use super::samples::{read_member, select_members};
+use super::samples::{read_members, select_members};
 use crate::{
     error::StoreError,
     op::Op,
@@ -131,6 +131,6 @@ impl Op for NewestMembers {
         let Some(mut row) = newest else { return Ok(Vec::new()) };
         let group_pk: i64 = row.get("group_pk")?;
         let rows = tx.fetch_all(SELECT_NEWEST_MEMBERS, args![group_pk]).await?;
-        rows.into_iter().map(read_member).collect()
+        read_members(tx, rows).await
     }
 }

@@ -16,17 +16,21 @@ use forebay_domain::{
     tally::Tally,
 };
 use std::{
-    collections::{BTreeSet, HashMap},
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
 };
 
-use super::{fill, journal, looking::ledger, policy, trained_versions};
+use super::{fill, journal, looking::ledger, policy, read_json, trained_versions};
 use crate::{
     error::StoreError,
     op::Op,
     sql::{Arg, NewKeys, Row, Statement, Tx, among_keys, args, id_key_list, key_found, key_list, key_run, locking},
     tally::{CountedGroups, TallyDelta},
 };
+
+/// Rollouts whose reward components are read together. All components of a rollout take up to 20 KB, and a group may have
+/// 65,536 rollouts; the rules read few of them.
+const COMPONENTS_PAGE: usize = 1_024;
 
 /// A group whose row is locked until the transaction ends.
 #[derive(Clone, Debug)]
@@ -168,7 +172,7 @@ pub(super) async fn finalize(
     cause: Cause,
     now: Timestamp,
 ) -> Result<(), StoreError> {
-    let members = members(tx, [group.group_pk]).await?.remove(&group.group_pk).unwrap_or_default();
+    let members = members(tx, [(group.group_pk, &*group.rules)]).await?.remove(&group.group_pk).unwrap_or_default();
     let outcome = finalize::decide(&group.rules, &group.snapshot(members), cause, now);
     match settle(tx.tallies(), group, outcome, now) {
         GroupDecision::Ready(ready) => {
@@ -181,10 +185,10 @@ pub(super) async fn finalize(
     }
 }
 
-/// The kept and masked rollouts of groups, in the order of their arrival.
-pub(super) async fn members(
+/// The kept and masked rollouts of groups with these rules, in the order of their arrival.
+pub(super) async fn members<'r>(
     tx: &mut Tx<'_>,
-    groups: impl IntoIterator<Item = GroupPk>,
+    groups: impl IntoIterator<Item = (GroupPk, &'r Rules)>,
 ) -> Result<HashMap<GroupPk, Vec<Member>>, StoreError> {
     const SELECT_MEMBERS: Statement = among_keys!(
         "-- select_members
@@ -196,12 +200,14 @@ pub(super) async fn members(
         ORDER BY group_pk, rollout_pk"
     );
     let mut members: HashMap<GroupPk, Vec<Member>> = HashMap::new();
-    let keys = key_list(groups.into_iter().map(|group| group.0));
+    let rules: HashMap<GroupPk, &Rules> = groups.into_iter().collect();
+    let keys = key_list(rules.keys().map(|group| group.0));
     for mut row in tx.fetch_all(SELECT_MEMBERS, args![keys]).await? {
         members.entry(row.get("group_pk")?).or_default().push(Member {
             rollout_pk: row.get("rollout_pk")?,
             verdict: row.get("verdict")?,
             reward: row.get("reward")?,
+            components: BTreeMap::new(),
             segments: row.get("segments")?,
             trained_segments: row.get("trained_segments")?,
             tokens: row.get("tokens")?,
@@ -209,7 +215,40 @@ pub(super) async fn members(
             trained_versions: trained_versions(&mut row)?,
         });
     }
+    let reading = members.iter_mut().filter(|(group, _)| rules[group].read_components());
+    let mut reading: Vec<(&Rules, &mut Member)> =
+        reading.flat_map(|(group, members)| members.iter_mut().map(|member| (rules[group], member))).collect();
+    let keys: Vec<_> = reading.iter().map(|(rules, member)| (member.rollout_pk, *rules)).collect();
+    let mut found = components(tx, &keys).await?;
+    for (_, member) in &mut reading {
+        member.components = found.remove(&member.rollout_pk).unwrap_or_default();
+    }
     Ok(members)
+}
+
+/// Those reward components of rollouts that their rules read. A rollout without any is left out.
+pub(super) async fn components(
+    tx: &mut Tx<'_>,
+    rollouts: &[(RolloutPk, &Rules)],
+) -> Result<HashMap<RolloutPk, BTreeMap<String, f64>>, StoreError> {
+    const SELECT_MEMBER_COMPONENTS: Statement = among_keys!(
+        "-- select_member_components
+        SELECT rollout_pk, components
+        FROM rollout
+        WHERE rollout_pk",
+        " AND components IS NOT NULL"
+    );
+    let mut found = HashMap::new();
+    for page in rollouts.chunks(COMPONENTS_PAGE) {
+        let rules: HashMap<RolloutPk, &Rules> = page.iter().copied().collect();
+        let keys = key_list(page.iter().map(|(rollout, _)| rollout.0));
+        for mut row in tx.fetch_all(SELECT_MEMBER_COMPONENTS, args![keys]).await? {
+            let rollout: RolloutPk = row.get("rollout_pk")?;
+            let all: Option<BTreeMap<String, f64>> = read_json(&mut row, "components")?;
+            found.insert(rollout, rules[&rollout].components_of(&all.unwrap_or_default()));
+        }
+    }
+    Ok(found)
 }
 
 /// Applies a decision to an open group and to the counts. Returns the data that must still be written.

@@ -7,13 +7,15 @@ use forebay_domain::{
     ids::{BatchId, PolicyName, RolloutPk},
     lease::{Batch, BatchFilter},
     pages::Page,
-    samples::{BatchMember, SealedRow, StoredPayload},
+    rules::Rules,
+    samples::{BatchMember, ComponentsRead, SealedRow, StoredPayload},
 };
-use std::collections::HashMap;
+use std::{collections::HashMap, sync::Arc};
 
 use super::{
     batch::{self, select_batch},
     bounded_scan::{InOrder, Scan, examine, in_order},
+    group,
     places::read_place,
     read_json, trained_spans,
 };
@@ -24,7 +26,7 @@ use crate::{
     sql::{Row, Statement, Tx, among_keys, args, key_list},
 };
 
-/// The columns that [`read_member`] reads, of rollouts `r` in groups `g`.
+/// The columns that [`read_members`] reads, of rollouts `r` in groups `g`.
 macro_rules! select_members {
     ($name:literal, $from:literal) => {
         concat!(
@@ -33,7 +35,7 @@ macro_rules! select_members {
             SELECT r.rollout_pk, r.group_pk, g.group_id, r.rollout_id, r.verdict, r.reward, r.advantage,
                 r.policy_version, r.segments, r.trained_segments, r.tokens, r.segment_tokens, r.trained_tokens,
                 r.unpacked_bytes, r.trained_spans, r.seal, g.seal AS group_seal, g.mask_below, g.purged_us,
-                g.trained_tokens AS group_trained_tokens
+                g.trained_tokens AS group_trained_tokens, g.rules_pk
             ",
             $from
         )
@@ -99,20 +101,37 @@ impl Op for BatchMembers {
             WHERE bg.batch_pk = $1 AND r.verdict IN ('kept', 'masked')
             ORDER BY bg.place, r.rollout_pk"
         ));
-        let rows = tx.fetch_all(SELECT_BATCH_MEMBERS, args![self.0.batch_pk]).await?;
-        let mut members = Vec::with_capacity(rows.len());
-        for mut row in rows {
-            if row.get::<Option<Timestamp>>("purged_us")?.is_some() {
-                return Ok(None);
-            }
-            members.push(read_member(row)?);
+        let mut rows = tx.fetch_all(SELECT_BATCH_MEMBERS, args![self.0.batch_pk]).await?;
+        let purged = |row: &mut Row| Ok::<_, StoreError>(row.get::<Option<Timestamp>>("purged_us")?.is_some());
+        let purged = rows.iter_mut().map(purged).collect::<Result<Vec<_>, _>>()?;
+        if purged.contains(&true) {
+            return Ok(None);
         }
+        let members = read_members(tx, rows).await?;
         // Rows of deleted rollouts are missing, and so are their payloads.
         Ok((members.len() == self.0.rollouts as usize).then_some(members))
     }
 }
 
-pub(super) fn read_member(mut row: Row) -> Result<BatchMember, StoreError> {
+/// Reads rollouts with what their advantages were computed from.
+pub(super) async fn read_members(tx: &mut Tx<'_>, rows: Vec<Row>) -> Result<Vec<BatchMember>, StoreError> {
+    let mut members = Vec::with_capacity(rows.len());
+    for mut row in rows {
+        let rules = tx.rules(row.get("rules_pk")?).await?;
+        members.push((read_member(row)?, rules));
+    }
+    let reading = members.iter().filter(|(_, rules)| rules.read_components());
+    let reading: Vec<_> = reading.map(|(member, rules)| (member.row.rollout_pk, &**rules)).collect();
+    let mut found = group::components(tx, &reading).await?;
+    let with_components = |(member, rules): (BatchMember, Arc<Rules>)| {
+        let components = || found.remove(&member.row.rollout_pk).unwrap_or_default();
+        let components = rules.read_components().then(components);
+        BatchMember { read: components.map(|components| ComponentsRead { rules, components }), ..member }
+    };
+    Ok(members.into_iter().map(with_components).collect())
+}
+
+fn read_member(mut row: Row) -> Result<BatchMember, StoreError> {
     let group_id = row.get("group_id")?;
     Ok(BatchMember {
         row: read_sealed(&mut row, group_id)?,
@@ -124,6 +143,7 @@ pub(super) fn read_member(mut row: Row) -> Result<BatchMember, StoreError> {
         group_trained_tokens: row.get("group_trained_tokens")?,
         mask_below: row.get("mask_below")?,
         group_seal: row.get("group_seal")?,
+        read: None,
     })
 }
 

@@ -69,7 +69,10 @@ pub struct Comparison {
 /// Rules whose filters are tried.
 struct Side {
     rules: Arc<Rules>,
+    /// Whether its filters of rollouts read what only the payload has.
     needs_payload: bool,
+    /// Whether its filters of groups do.
+    reads_components: bool,
 }
 
 /// What decides groups again.
@@ -109,11 +112,11 @@ impl Judge {
 
     /// The rollouts of a group whose payloads are needed.
     pub fn payloads_of<'g>(&self, group: &'g PastGroup) -> impl Iterator<Item = &'g PastRollout> {
-        let sides = [&self.draft, &self.now].map(|side| (side.needs_payload, side.is_of(group)));
+        let sides = [&self.draft, &self.now].map(|side| (side.needs_payload, side.reads_components, side.is_of(group)));
         group.rollouts.iter().filter(move |rollout| {
-            sides.iter().any(|&(needs_payload, is_same)| {
+            sides.iter().any(|&(needs_payload, reads_components, is_same)| {
                 let is_known = is_same && rollout.verdict != Verdict::Late;
-                !is_known && needs_payload
+                reads_components || (!is_known && needs_payload)
             })
         })
     }
@@ -177,13 +180,11 @@ impl Judge {
             }
         }
         if let Some(&reason) = judged.unjudged.first() {
-            judged.outcome = Outcome::Unjudged(reason);
-            judged.verdicts.clear();
-            judged.members.clear();
+            judged.give_up(reason);
             return Some(judged);
         }
         if let Some((cause, at)) = decision.or_else(|| timed_out.then_some((Cause::TimedOut, group.decided_at))) {
-            finalize(side, group, cause, at, &mut judged);
+            finalize(side, group, payloads, cause, at, &mut judged);
         }
         Some(judged)
     }
@@ -256,11 +257,23 @@ impl JudgedGroup {
     fn new(outcome: Outcome) -> Self {
         Self { outcome, verdicts: Vec::new(), members: Vec::new(), failures: Vec::new(), unjudged: Vec::new() }
     }
+
+    /// Leaves a group that cannot be judged.
+    fn give_up(&mut self, reason: &'static str) {
+        self.outcome = Outcome::Unjudged(reason);
+        self.verdicts.clear();
+        self.members.clear();
+    }
 }
 
 impl Side {
     fn new(rules: Arc<Rules>) -> Self {
-        Self { needs_payload: rules.filters().rollout_filters_name(&IN_PAYLOAD), rules }
+        let filters = rules.filters();
+        Self {
+            needs_payload: filters.rollout_filters_name(&IN_PAYLOAD),
+            reads_components: !filters.components().is_empty(),
+            rules,
+        }
     }
 
     /// Whether the rollouts of a group were judged by the same filters.
@@ -329,18 +342,34 @@ fn as_decided(group: &PastGroup) -> JudgedGroup {
 }
 
 /// Decides a group with its members.
-fn finalize(side: &Side, group: &PastGroup, cause: Cause, at: Timestamp, judged: &mut JudgedGroup) {
+fn finalize(
+    side: &Side,
+    group: &PastGroup,
+    payloads: &Payloads,
+    cause: Cause,
+    at: Timestamp,
+    judged: &mut JudgedGroup,
+) {
     let member = |&place: &usize| {
         let (rollout, (verdict, _)) = (&group.rollouts[place], &judged.verdicts[place]);
-        Member {
+        let known = if side.reads_components { payloads.of(rollout)? } else { Known::of_row(rollout) };
+        Ok(Member {
             rollout_pk: rollout.rollout_pk,
             verdict: *verdict,
             reward: rollout.reward,
+            components: known.reward_components.clone(),
             segments: rollout.segments,
             trained_segments: rollout.segments,
             tokens: rollout.tokens,
             trained_tokens: rollout.trained_tokens,
             trained_versions: None,
+        })
+    };
+    let rollouts = match judged.members.iter().map(member).collect() {
+        Ok(rollouts) => rollouts,
+        Err(reason) => {
+            judged.unjudged.push(reason);
+            return judged.give_up(reason);
         }
     };
     let snapshot = GroupSnapshot {
@@ -348,13 +377,13 @@ fn finalize(side: &Side, group: &PastGroup, cause: Cause, at: Timestamp, judged:
         min_size: group.min_size,
         environment: group.environment.clone(),
         opened_at: group.opened_at,
-        rollouts: judged.members.iter().map(member).collect(),
+        rollouts,
     };
     let filters = side.rules.filters();
-    let outcome = finalize::decide_by(filters, group.rules.advantage, &snapshot, cause, at);
-    let rewards: Vec<f64> = snapshot.rollouts.iter().filter_map(|member| member.reward).collect();
+    let outcome = finalize::decide_by(filters, &group.rules.advantage, &snapshot, cause, at);
+    let voters = snapshot.voters();
     judged.failures.extend(outcome.failed_filters.into_iter().map(|filter| Failure {
-        message: filters.why_group_failed(&filter, &finalize::filter_facts(&snapshot, &rewards, at)),
+        message: filters.why_group_failed(&filter, &finalize::filter_facts(&snapshot, &voters, at)),
         filter,
         scope: FilterScope::Group,
         rollout: None,

@@ -4,7 +4,11 @@
 //! expression must be known to be safe before it is evaluated. [`trial_evaluation`](super::trial_evaluation) is the
 //! second check.
 
-use std::{collections::HashMap, ops::RangeInclusive, thread};
+use std::{
+    collections::{BTreeSet, HashMap},
+    ops::RangeInclusive,
+    thread,
+};
 
 use cel::{
     ParseErrors, Program,
@@ -186,7 +190,36 @@ fn entry_parts(entry: &EntryExpr) -> Vec<&IdedExpr> {
     }
 }
 
-/// Whether a node is a variable that holds a number for each of many keys.
+/// Whether a node is the variable that holds statistics by component.
+pub(super) fn is_by_component(node: &IdedExpr) -> bool {
+    matches!(&node.expr, Expr::Ident(name) if variables::type_of(name) == Some(variables::Type::Statistics))
+}
+
+/// Whether a node is what `components` has for one component.
+fn is_component(node: &IdedExpr) -> bool {
+    match &node.expr {
+        Expr::Select(select) => is_by_component(&select.operand),
+        Expr::Call(call) => call.func_name == operators::INDEX && is_by_component(&call.args[0]),
+        _ => false,
+    }
+}
+
+/// The names for which an expression may look into `components`. A name is a literal, so these are all of them.
+pub(super) fn components_named(expression: &IdedExpr) -> BTreeSet<String> {
+    let (mut names, mut rest, mut is_asked) = (BTreeSet::new(), vec![expression], false);
+    while let Some(node) = rest.pop() {
+        is_asked |= is_by_component(node);
+        match &node.expr {
+            Expr::Select(select) if is_by_component(&select.operand) => names.insert(select.field.clone()),
+            Expr::Literal(LiteralValue::String(name)) => names.insert(name.inner().to_owned()),
+            _ => false,
+        };
+        rest.extend(parts(node));
+    }
+    if is_asked { names } else { BTreeSet::new() }
+}
+
+/// Whether a node is a variable that holds something small for each of many keys.
 pub(super) fn is_of_numbers(node: &IdedExpr) -> bool {
     matches!(&node.expr, Expr::Ident(name) if variables::type_of(name).is_some_and(variables::Type::is_of_numbers))
 }
@@ -217,6 +250,22 @@ impl<'e> Checker<'e> {
     fn visit(&mut self, node: &'e IdedExpr) {
         match &node.expr {
             Expr::Comprehension(each) => return self.visit_loop(node, each),
+            // A group may have thousands of names. Those that rules write are all that is read of its rollouts.
+            Expr::Select(select) if is_by_component(&select.operand) => return self.check_variable(&select.operand),
+            Expr::Call(call) if call.func_name == operators::INDEX && is_by_component(&call.args[0]) => {
+                self.check_variable(&call.args[0]);
+                return self.check_key(&call.args[1]);
+            }
+            Expr::Select(select)
+                if is_component(&select.operand) && !variables::STATISTICS.contains(&select.field.as_str()) =>
+            {
+                let known = variables::STATISTICS.join(", ");
+                let message = format!("unknown name `{}`; a component has {known}", select.field);
+                self.refuse(node, &message);
+            }
+            Expr::Ident(_) if self.scope == FilterScope::Group && is_by_component(node) => {
+                self.refuse(node, "`components` can only be asked for one component: `components.NAME.std`");
+            }
             Expr::Ident(name) => self.check_name(node, name),
             Expr::Call(call) => self.check_call(node, call),
             Expr::Struct(_) => self.refuse(node, "messages cannot be constructed"),
@@ -260,6 +309,23 @@ impl<'e> Checker<'e> {
                 self.refuse(node, &message);
             }
             _ => parts(node).into_iter().for_each(|part| self.check_body(part)),
+        }
+    }
+
+    fn check_variable(&mut self, node: &IdedExpr) {
+        if let Expr::Ident(name) = &node.expr {
+            self.check_name(node, name);
+        }
+    }
+
+    /// Refuses a name of a component that is computed.
+    fn check_key(&mut self, key: &IdedExpr) {
+        let is_of_loop = |name: &str| self.within.is_some_and(|each| each.iter_var == name);
+        match &key.expr {
+            Expr::Literal(LiteralValue::String(_)) => {}
+            Expr::Ident(name) if is_of_loop(name) => {}
+            _ => self
+                .refuse(key, "the name of a component must be a string literal, or the variable of a loop over them"),
         }
     }
 

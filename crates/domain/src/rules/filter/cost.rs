@@ -9,8 +9,8 @@ use std::collections::HashMap;
 use cel::common::ast::{ComprehensionExpr, EntryExpr, Expr, IdedExpr, LiteralValue, operators};
 
 use super::{
-    check::is_of_numbers,
-    variables::{Type, type_of},
+    check::{is_by_component, is_of_numbers},
+    variables::{STATISTICS, Type, type_of},
 };
 
 /// The most steps that the filters of a rollout may take together. A step takes about a tenth of a microsecond.
@@ -72,6 +72,11 @@ impl Amounts {
     }
 }
 
+/// The size of an entry of a collection.
+fn entry(collection: &IdedExpr) -> u64 {
+    if is_by_component(collection) { 1 + STATISTICS.len() as u64 } else { 1 }
+}
+
 /// The most steps that evaluating an expression takes. `patterns` gives the bytes of each compiled pattern.
 pub(super) fn steps(expression: &IdedExpr, amounts: Amounts, patterns: &HashMap<String, usize>) -> u64 {
     let mut estimate = Estimate { amounts, patterns, within: None, steps: 0 };
@@ -101,7 +106,7 @@ impl<'e> Estimate<'e> {
             }
             Expr::Unspecified | Expr::Literal(_) => times,
             Expr::Ident(name) => self.variable(name, times),
-            Expr::Select(select) if is_of_numbers(&select.operand) => times,
+            Expr::Select(select) if is_of_numbers(&select.operand) => times.saturating_mul(entry(&select.operand)),
             Expr::Select(select) => self.visit(&select.operand, times),
             Expr::List(list) => {
                 list.elements.iter().fold(times, |held, part| held.saturating_add(self.visit(part, times)))
@@ -111,7 +116,7 @@ impl<'e> Estimate<'e> {
             Expr::Comprehension(each) => self.comprehension(each, times),
             Expr::Call(call) if call.func_name == operators::INDEX && is_of_numbers(&call.args[0]) => {
                 self.visit(&call.args[1], times);
-                times
+                times.saturating_mul(entry(&call.args[0]))
             }
             Expr::Call(call) => {
                 let parts: Vec<u64> =
@@ -171,7 +176,7 @@ impl<'e> Estimate<'e> {
         let each = match type_of(name) {
             Some(Type::Metadata) => self.amounts.metadata,
             Some(Type::Rewards) => self.amounts.rewards,
-            Some(Type::Components) => COMPONENTS,
+            Some(Type::Components | Type::Statistics) => COMPONENTS,
             Some(Type::Label) => LABEL,
             Some(Type::Text | Type::Int | Type::Double | Type::NullableDouble) | None => 1,
         };

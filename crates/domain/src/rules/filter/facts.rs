@@ -52,6 +52,8 @@ pub struct GroupFacts<'a> {
     pub masked: i64,
     /// The rewards of the rollouts that count in the baseline.
     pub rewards: &'a [f64],
+    /// Those reward components of the same rollouts that the rules read.
+    pub components: &'a [&'a BTreeMap<String, f64>],
     /// Tokens over all rollouts.
     pub tokens: i64,
     /// The label of the environment that the rollouts share.

@@ -60,7 +60,16 @@ fn rollout_facts<'a>(reward_components: &'a BTreeMap<String, f64>, metadata: Opt
 }
 
 fn group_facts(rewards: &[f64]) -> GroupFacts<'_> {
-    GroupFacts { size: 8, kept: 6, masked: 2, rewards, tokens: 9000, environment: Some("swe-bench"), age_s: 12.5 }
+    GroupFacts {
+        size: 8,
+        kept: 6,
+        masked: 2,
+        rewards,
+        components: &[],
+        tokens: 9000,
+        environment: Some("swe-bench"),
+        age_s: 12.5,
+    }
 }
 
 #[track_caller]

@@ -4,7 +4,7 @@
 //! their type errors. An error that depends on the data refuses nothing, for example a key that metadata may or may not
 //! have.
 
-use std::collections::HashMap;
+use std::collections::HashSet;
 
 use cel::{
     Context, ExecutionError, Program, Value,
@@ -161,16 +161,15 @@ fn type_name(value: &Value) -> String {
     }
 }
 
-/// A typical reward for every key that the expression may ask for, so that its use of a component is tried like its use
-/// of any other number.
-fn keys_of_interest(node: &IdedExpr) -> HashMap<String, f64> {
-    let mut keys = HashMap::from([("component".to_owned(), 0.5)]);
+/// Every key that the expression may ask for, so that its use of a component is tried like its use of any other number.
+fn keys_of_interest(node: &IdedExpr) -> HashSet<String> {
+    let mut keys = HashSet::from(["component".to_owned()]);
     let mut rest = vec![node];
     while let Some(node) = rest.pop() {
         match &node.expr {
-            Expr::Select(select) => keys.insert(select.field.clone(), 0.5),
-            Expr::Literal(LiteralValue::String(key)) => keys.insert(key.inner().to_owned(), 0.5),
-            _ => None,
+            Expr::Select(select) => keys.insert(select.field.clone()),
+            Expr::Literal(LiteralValue::String(key)) => keys.insert(key.inner().to_owned()),
+            _ => false,
         };
         rest.extend(parts(node));
     }

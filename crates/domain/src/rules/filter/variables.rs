@@ -6,7 +6,11 @@
 //! An expression asks for variables one by one, so that no value is converted needlessly: most rules read one or two
 //! numbers, and metadata can be large.
 
-use std::{collections::HashMap, fmt::Write as _, sync::OnceLock};
+use std::{
+    collections::{HashMap, HashSet},
+    fmt::Write as _,
+    sync::OnceLock,
+};
 
 use cel::{
     Context, Value,
@@ -52,6 +56,8 @@ pub(super) enum Type {
     Rewards,
     /// Numbers by name.
     Components,
+    /// [`STATISTICS`] by the names of components.
+    Statistics,
     /// JSON of the client, if the record has it.
     Metadata,
 }
@@ -110,8 +116,11 @@ static ROLLOUT: [Variable<RolloutGetter>; 14] = [
     }),
 ];
 
+/// What `components` of scope `group` has for each reward component.
+pub(super) const STATISTICS: [&str; 5] = ["mean", "std", "min", "max", "count"];
+
 /// The variables of scope `group`.
-static GROUP: [Variable<GroupGetter>; 11] = [
+static GROUP: [Variable<GroupGetter>; 12] = [
     group("size", Type::Int, "4", "places of the group", |group| Some(int(group.facts.size))),
     group("kept", Type::Int, "3", "rollouts that are trained", |group| Some(int(group.facts.kept))),
     group("masked", Type::Int, "1", "rollouts that count in the baseline and are not trained", |group| {
@@ -136,6 +145,13 @@ static GROUP: [Variable<GroupGetter>; 11] = [
     group("reward_max", Type::NullableDouble, "1.0", "the greatest of `rewards`", |group| {
         Some(group.statistic(|of| of.max))
     }),
+    group(
+        "components",
+        Type::Statistics,
+        "{\"component\": {\"mean\": 0.5, \"std\": 0.408, \"min\": 0.0, \"max\": 1.0, \"count\": 3}}",
+        "the same of each reward component, over those of these rollouts that have it, and their number",
+        |group| Some(CowVal::Borrowed(group.components())),
+    ),
     group("tokens", Type::Int, "16384", "tokens of all rollouts", |group| Some(int(group.facts.tokens))),
     group("environment", Type::Label, "\"environment\"", "the label of the group's first rollout", |group| {
         Some(or_null(group.facts.environment.map(text)))
@@ -199,13 +215,14 @@ impl Type {
             Self::NullableDouble => "double or null",
             Self::Rewards => "list of doubles",
             Self::Components => "map of doubles",
+            Self::Statistics => "map of maps",
             Self::Metadata => "map or null",
         }
     }
 
-    /// Whether it is a collection of numbers, each of which can be read alone.
+    /// Whether it is a collection whose entries are small, and can be read alone.
     pub(super) fn is_of_numbers(self) -> bool {
-        matches!(self, Self::Rewards | Self::Components)
+        matches!(self, Self::Rewards | Self::Components | Self::Statistics)
     }
 }
 
@@ -263,11 +280,14 @@ pub(super) fn scope_of<'a>(environment: &'a Context<'a, 'a>, variables: &'a dyn 
 pub(super) struct TypicalValues(HashMap<&'static str, Box<dyn Val>>);
 
 impl TypicalValues {
-    /// The record whose collections of named numbers have these names.
-    pub(super) fn new(scope: FilterScope, components: &HashMap<String, f64>) -> Self {
-        let value = |holds: Type, typical: Value| match holds {
-            Type::Components => boxed(components.clone()),
-            _ => boxed(typical),
+    /// The record whose collections by component have these names.
+    pub(super) fn new(scope: FilterScope, names: &HashSet<String>) -> Self {
+        let value = |holds: Type, typical: Value| match (holds, typical) {
+            (Type::Components | Type::Statistics, Value::Map(entries)) => {
+                let entry = entries.map.values().next().expect("a typical collection has an entry");
+                boxed(names.iter().map(|name| (name.clone(), entry.clone())).collect::<HashMap<_, _>>())
+            }
+            (_, typical) => boxed(typical),
         };
         Self(match scope {
             FilterScope::Rollout => ROLLOUT.iter().map(|of| (of.name, value(of.holds, of.typical()))).collect(),
@@ -321,15 +341,35 @@ pub(super) struct GroupValues<'a> {
     facts: &'a GroupFacts<'a>,
     rewards: OnceLock<Box<dyn Val>>,
     statistics: Option<Statistics>,
+    components: OnceLock<Box<dyn Val>>,
 }
 
 impl<'a> GroupValues<'a> {
     pub(super) fn new(facts: &'a GroupFacts<'a>) -> Self {
-        Self { facts, rewards: OnceLock::new(), statistics: Statistics::of(facts.rewards) }
+        let statistics = Statistics::of(facts.rewards);
+        Self { facts, rewards: OnceLock::new(), statistics, components: OnceLock::new() }
     }
 
     fn rewards(&self) -> &dyn Val {
         self.rewards.get_or_init(|| boxed(self.facts.rewards.to_vec())).as_ref()
+    }
+
+    fn components(&self) -> &dyn Val {
+        let convert = || {
+            let mut values: HashMap<&str, Vec<f64>> = HashMap::new();
+            for (name, value) in self.facts.components.iter().copied().flatten() {
+                values.entry(name).or_default().push(*value);
+            }
+            let of_name = |(name, values): (&str, Vec<f64>)| {
+                let of = Statistics::of(&values)?;
+                let count = Value::Int(values.len() as i64);
+                let numbers = [of.mean, of.std, of.min, of.max].map(Value::Float).into_iter().chain([count]);
+                let entries: HashMap<_, _> = STATISTICS.iter().map(|name| (*name).to_owned()).zip(numbers).collect();
+                Some((name.to_owned(), Value::from(entries)))
+            };
+            boxed(values.into_iter().filter_map(of_name).collect::<HashMap<_, _>>())
+        };
+        self.components.get_or_init(convert).as_ref()
     }
 
     fn statistic(&self, pick: impl Fn(&Statistics) -> f64) -> CowVal<'_, '_> {

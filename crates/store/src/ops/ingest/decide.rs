@@ -381,6 +381,7 @@ impl GroupWork {
                 rollout_pk,
                 verdict: decision.verdict,
                 reward: facts.reward,
+                components: self.locked.rules.components_of(&facts.reward_components),
                 segments: facts.segments,
                 trained_segments: facts.trained_segments,
                 tokens: facts.tokens,

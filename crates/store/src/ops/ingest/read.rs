@@ -248,7 +248,7 @@ async fn read_members<'g>(
     if due.is_empty() {
         return Ok(());
     }
-    let mut members = group::members(tx, due.iter().map(|group| group.locked.group_pk)).await?;
+    let mut members = group::members(tx, due.iter().map(|group| (group.locked.group_pk, &*group.locked.rules))).await?;
     for group in &mut due {
         group.members = members.remove(&group.locked.group_pk).unwrap_or_default();
     }

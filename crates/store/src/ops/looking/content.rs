@@ -14,7 +14,7 @@ use crate::{
     op::Op,
     ops::{
         batch::{self, select_batch},
-        samples::{read_member, select_members},
+        samples::{read_members, select_members},
     },
     sql::{Statement, Tx, args},
 };
@@ -39,7 +39,7 @@ impl Op for FindContent {
         let Some(story) = filter.run(tx).await?.entries.pop() else { return Ok(None) };
         let Some(mut row) = tx.fetch_optional(SELECT_ROLLOUT, args![story.rollout_pk]).await? else { return Ok(None) };
         let is_purged = row.get::<Option<Timestamp>>("purged_us")?.is_some();
-        let member = read_member(row)?;
+        let Some(member) = read_members(tx, vec![row]).await?.pop() else { return Ok(None) };
         let is_carried = story.group.state == GroupState::Batched && story.verdict.takes_place();
         let batch = if is_carried { carrier(tx, story.rollout_pk).await? } else { None };
         let has_payload = !is_purged && has_payload(tx, story.rollout_pk).await?;

@@ -16,7 +16,7 @@ use crate::{
     op::Op,
     ops::{
         policy::ReadTallies,
-        samples::{read_member, select_members},
+        samples::{read_members, select_members},
     },
     sql::{Row, Statement, Tx, args},
 };
@@ -449,6 +449,6 @@ impl Op for GroupMembers {
             ORDER BY g.group_pk, r.rollout_pk"
         ));
         let rows = tx.fetch_all(SELECT_GROUP_MEMBERS, args![self.after, self.groups]).await?;
-        rows.into_iter().map(read_member).collect()
+        read_members(tx, rows).await
     }
 }

@@ -65,7 +65,9 @@ fn absent_facts_are_null() {
 
 #[test]
 fn every_group_variable_has_its_value() {
-    let facts = group_facts(&[0.0, 1.0, 0.5, 0.5]);
+    let components = [0.0, 1.0, 0.5, 0.5].map(|value| BTreeMap::from([("acc".to_owned(), value)]));
+    let components: Vec<_> = components.iter().collect();
+    let facts = GroupFacts { components: &components, ..group_facts(&[0.0, 1.0, 0.5, 0.5]) };
     let expressions = [
         "size == 8",
         "kept == 6",
@@ -76,6 +78,7 @@ fn every_group_variable_has_its_value() {
         "reward_std > 0.353553390 && reward_std < 0.353553391",
         "reward_min == 0.0",
         "reward_max == 1.0",
+        "components.acc.mean == 0.5",
         "tokens == 9000",
         "environment == 'swe-bench'",
         "age_s == 12.5",
@@ -97,6 +100,39 @@ fn equal_rewards_have_no_spread() {
     let when = "reward_std < 1e-6";
     assert_eq!(evaluate_group(when, &group_facts(&[0.5, 0.5, 0.5])), Some(true));
     assert_eq!(evaluate_group(when, &group_facts(&[0.5, 0.5, 0.6])), Some(false));
+}
+
+#[test]
+fn components_have_statistics_over_the_rollouts_that_have_them() {
+    let rollouts = [
+        BTreeMap::from([("acc".to_owned(), 1.0), ("fmt".to_owned(), 0.25)]),
+        BTreeMap::from([("acc".to_owned(), 0.0)]),
+        BTreeMap::from([("acc".to_owned(), 0.5), ("fmt".to_owned(), 0.25)]),
+        BTreeMap::from([("acc".to_owned(), 0.5)]),
+    ];
+    let components: Vec<_> = rollouts.iter().collect();
+    let facts = GroupFacts { components: &components, ..group_facts(&[0.0, 1.0, 0.5, 0.5]) };
+    for when in [
+        "components.acc.std > 0.353553390 && components.acc.std < 0.353553391",
+        "components.acc.min == 0.0 && components.acc.max == 1.0",
+        "components.fmt.std < 1e-6 && components[\"fmt\"].mean == 0.25",
+        "components.acc.count == 4 && components.fmt.count == 2 && 2 * components.fmt.count == size / 2",
+        "has(components.acc) && !has(components.cost)",
+        "!['acc', 'fmt'].all(name, components[name].std < 1e-6)",
+        "['acc', 'fmt'].exists(name, components[name].std < 1e-6)",
+        "has(components.acc.std)",
+    ] {
+        assert_eq!(evaluate_group(when, &facts), Some(true), "{when}");
+    }
+    assert_eq!(evaluate_group("components.cost.std < 1e-6", &facts), None);
+}
+
+#[test]
+fn all_components_that_a_filter_may_read_are_known_from_its_text() {
+    let named = |when: &str| compile(&[group_rule("filter", when)]).components().iter().cloned().collect::<Vec<_>>();
+    assert_eq!(named("components.acc.std < 1e-6 && components['fmt'].mean > 0.0"), ["acc", "fmt"]);
+    assert_eq!(named("['a', 'b'].all(name, has(components.c) || components[name].std < 1.0)"), ["a", "b", "c"]);
+    assert!(named("environment == 'acc'").is_empty());
 }
 
 #[test]

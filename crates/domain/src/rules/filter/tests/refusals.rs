@@ -251,3 +251,22 @@ fn what_depends_on_the_data_refuses_nothing() {
     }
     compile(&[group_rule("filter", "rewards[7] > 0.5")]);
 }
+
+#[test]
+fn components_are_asked_for_by_literal_names() {
+    for when in [
+        "components == {}",
+        "'acc' in components",
+        "components.all(name, components[name].std < 1e-6)",
+        "components[environment].std < 1e-6",
+        "components['a' + 'b'].std < 1e-6",
+    ] {
+        let message =
+            if when.contains('[') && !when.contains("all") { "string literal" } else { "only be asked for one" };
+        assert_refused(FilterScope::Group, when, message);
+    }
+    assert_refused(FilterScope::Group, "components.acc.sdt < 1e-6", "a component has mean, std, min, max, count");
+    assert_refused(FilterScope::Group, "components.acc < 1e-6", "does not take");
+    assert_refused(FilterScope::Group, "components.acc.mean + 1 > 0.5", "2.0 rather than 2");
+    assert_refused(FilterScope::Rollout, "components.acc.mean > 0.5", "unknown name `components`");
+}
