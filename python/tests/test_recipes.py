@@ -156,6 +156,30 @@ def test_an_evaluation_makes_a_curve_beside_the_training(
     assert recipe.run("evaluation.md") == "" and fb.stats() == before
 
 
+def test_a_reward_of_parts_teaches_each_part(recipes: Callable[..., tuple[Recipes, forebay.Client]]) -> None:
+    count = itertools.count()
+
+    def answer(request: Request) -> str:
+        place = next(count) % 4
+        if "2+2" in request.text:
+            # Right or well formed, never both.
+            return "4!!!!!!!!" if place < 2 else "\\boxed{1}"
+        # All wrong, at different lengths.
+        return "no" * (1 + place)
+
+    recipe, fb = recipes(answer)
+    recipe.run("reward-parts.md")
+    states = Counter((group.state, group.reason) for group in fb.list_groups("boxed"))
+    assert states == {("ready", None): 1, ("discarded", "nothing-to-learn"): 2}
+    batch = fb.lease("boxed", wait_ms=10_000)
+    assert batch is not None
+    assert batch.metrics["components/right/mean"] == batch.metrics["components/form/mean"] == 0.5
+    # What is right counts twice as much as what is well formed.
+    right, also_right, formed, also_formed = (row.advantage for row in fb.samples(batch.batch_id))
+    assert right == also_right == -formed == -also_formed
+    assert right == pytest.approx(3**0.5 / 2, abs=1e-5)
+
+
 def test_tasks_of_middling_pass_rates_are_played_most(recipes: Callable[..., tuple[Recipes, forebay.Client]]) -> None:
     count = itertools.count()
 
