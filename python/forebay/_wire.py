@@ -1178,6 +1178,8 @@ class OpenGroup:
 
     state: GroupState
     """State after this post."""
+    reason: str | None = None
+    """Why it is not trained, such as the name of a filter; absent if it may be."""
     arrived: int
     """Number of kept and masked rollouts."""
     size: int
@@ -1462,6 +1464,8 @@ class ReceiptGroup:
 
     state: GroupState
     """State after this post."""
+    reason: str | None = None
+    """Why it is not trained, such as the name of a filter; absent if it may be."""
     arrived: int
     """Number of kept and masked rollouts."""
     size: int

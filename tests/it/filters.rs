@@ -129,7 +129,12 @@ on_both_stores! {
         let filters = json!([filter("zero-variance", "group", "reward_std < 1e-6", "drop")]);
         app.rules("default", json!({"group": {"size": 2}, "filter": filters})).await;
         let receipts = app.accept(group("flat", &[0.5, 0.5])).await;
-        assert_eq!(receipts[1]["group"]["state"], "discarded");
+        assert_eq!(receipts[0]["group"], json!({"state": "open", "arrived": 1, "size": 2}));
+        let discarded = json!({"state": "discarded", "reason": "zero-variance", "arrived": 2, "size": 2});
+        assert_eq!(receipts[1]["group"], discarded);
+        // Repeats and what comes too late learn it as well.
+        assert_eq!(app.accept(group("flat", &[0.5, 0.5])).await[0]["group"], discarded);
+        assert_eq!(app.accept(member("flat", 2, 0.5)).await["group"], discarded);
         let story = app.story("flat-0").await;
         assert_eq!((&story["state"], &story["group"]["reason"]), (&json!("discarded"), &json!("zero-variance")));
         app.accept(group("varied", &[0.0, 1.0])).await;

@@ -85,7 +85,8 @@ on_both_stores! {
         for index in 1..7 {
             assert_eq!(app.accept(failed("g", index)).await["group"]["state"], "open");
         }
-        assert_eq!(app.accept(failed("g", 7)).await["group"]["state"], "discarded");
+        let discarded = json!({"state": "discarded", "reason": "exhausted", "arrived": 1, "size": 2});
+        assert_eq!(app.accept(failed("g", 7)).await["group"], discarded);
         assert_eq!(state(app, "g").await, is("discarded", "exhausted"));
         app.rules("default", dropping(json!({"size": 2, "min_size": 1}))).await;
         app.accept(member("h", 0, 1.0)).await;

@@ -85,7 +85,7 @@ pub struct Ingested {
     pub fill: GroupFill,
     /// The state of the group, if this post decided it.
     pub decided: Option<GroupState>,
-    /// The reason, if this post discarded the group.
+    /// Why the group is not trained, if it is not.
     pub discarded: Option<String>,
     /// Group filters that could not be evaluated in this decision.
     pub failed_group_filters: Vec<String>,
@@ -106,6 +106,7 @@ impl Ingested {
             duplicate: self.duplicate,
             group: wire::ReceiptGroup {
                 state: self.fill.state.into(),
+                reason: self.discarded.clone(),
                 arrived: self.fill.arrived(),
                 size: self.fill.size,
             },

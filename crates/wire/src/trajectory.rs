@@ -249,6 +249,9 @@ pub struct Receipt {
 pub struct ReceiptGroup {
     /// State after this post.
     pub state: GroupState,
+    /// Why it is not trained, such as the name of a filter; absent if it may be.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reason: Option<String>,
     /// Number of kept and masked rollouts.
     pub arrived: u32,
     /// Size of the group: the number of places for rollouts.

@@ -363,7 +363,12 @@ fn on_wire(overview: PolicyOverview) -> PolicyStatus {
     });
     let fullest = waiting.fullest.into_iter().map(|group| OpenGroup {
         group_id: group.group_id,
-        fill: ReceiptGroup { state: group.fill.state.into(), arrived: group.fill.arrived(), size: group.fill.size },
+        fill: ReceiptGroup {
+            state: group.fill.state.into(),
+            reason: None,
+            arrived: group.fill.arrived(),
+            size: group.fill.size,
+        },
     });
     let name_of = |consumer: String| Some(consumer).filter(|consumer| !consumer.is_empty());
     let asking = waiting.asking.into_iter().map(|waits| WaitingConsumer {

@@ -287,7 +287,7 @@ impl<'b> Decider<'b> {
             duplicate: false,
             fill: group.locked.fill,
             decided,
-            discarded: decided.and(group.locked.reason.clone()),
+            discarded: group.locked.reason.clone(),
             failed_group_filters: decided.map(|_| group.locked.failed_filters.clone()).unwrap_or_default(),
         };
         draft.stored.insert(key, Stored::of(new, group, &receipt));
@@ -325,7 +325,7 @@ impl<'b> Decider<'b> {
             duplicate: true,
             fill: now.map_or(stored.fill, |group| group.locked.fill),
             decided: None,
-            discarded: None,
+            discarded: now.map_or_else(|| stored.discarded.clone(), |group| group.locked.reason.clone()),
             failed_group_filters: Vec::new(),
         })
     }
@@ -365,6 +365,7 @@ impl Stored {
             group_pk: group.locked.group_pk,
             decision: receipt.decision.clone(),
             fill: receipt.fill,
+            discarded: receipt.discarded.clone(),
         }
     }
 }

@@ -158,13 +158,15 @@ async fn stored(
     const SELECT_STORED: Statement = Statement {
         sqlite: "-- select_stored
             SELECT r.rollout_pk, r.rollout_id, r.execution, r.content_digest, r.verdict, r.reason,
-                r.failed_filters, r.policy_version, r.version_assumed, r.group_pk, g.rules_pk, g.state, g.size, g.kept, g.masked, g.dropped
+                r.failed_filters, r.policy_version, r.version_assumed, r.group_pk, g.rules_pk, g.state, g.reason AS group_reason,
+                g.size, g.kept, g.masked, g.dropped
             FROM rollout AS r
             JOIN rollout_group AS g ON g.group_pk = r.group_pk
             WHERE r.policy_pk = $1 AND r.run = $2 AND r.rollout_key IN (SELECT unhex(value) FROM json_each($3))",
         postgres: "-- select_stored
             SELECT r.rollout_pk, r.rollout_id, r.execution, r.content_digest, r.verdict, r.reason,
-                r.failed_filters, r.policy_version, r.version_assumed, r.group_pk, g.rules_pk, g.state, g.size, g.kept, g.masked, g.dropped
+                r.failed_filters, r.policy_version, r.version_assumed, r.group_pk, g.rules_pk, g.state, g.reason AS group_reason,
+                g.size, g.kept, g.masked, g.dropped
             FROM unnest($3::bytea[]) AS k (rollout_key)
             -- One lookup in the unique index for each key. Without OFFSET and without statistics, the planner would
             -- read a range of the index once and filter it, because it estimates that as cheap.
@@ -216,6 +218,7 @@ async fn read_stored(tx: &mut Tx<'_>, row: &mut Row, depends_on_rules: bool) -> 
             },
         },
         fill: fill(row, "state")?,
+        discarded: row.get("group_reason")?,
     })
 }
 

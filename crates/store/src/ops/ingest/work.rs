@@ -50,6 +50,8 @@ pub(super) struct Stored {
     pub(super) group_pk: GroupPk,
     pub(super) decision: RolloutDecision,
     pub(super) fill: GroupFill,
+    /// Why its group is not trained, if it is not.
+    pub(super) discarded: Option<String>,
 }
 
 /// A locked group and the changes of this transaction to it.
