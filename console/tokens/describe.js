@@ -59,7 +59,7 @@ export function describe(window, index, text, facts) {
     const kind = kindOf(sent[index], trained[index]);
     const title = `#${format.count(from + index)} · id ${tokens[index]}${text === null ? "" : ` · ${quoted(text)}`}`;
     const lines = [];
-    /** @param {"logprobs"|"teacher_logprobs"|"values"} column */
+    /** @param {"logprobs"|"teacher_logprobs"|"values"|"advantages"} column */
     const of = (column) => window[column]?.[index];
     const first = [WORDS[kind]];
     if (kind !== "prompt" && window.logprobs) {
@@ -80,6 +80,9 @@ export function describe(window, index, text, facts) {
     }
     if (window.values && kind !== "prompt") {
         second.push(isNumber(of("values")) ? `value ${format.signed(of("values"), 3)}` : "no value");
+    }
+    if (kind === "trained" && isNumber(of("advantages"))) {
+        second.push(`posted advantage ${format.signed(of("advantages"), 3)}`);
     }
     const version = versionsOf(window)[index];
     if (version !== null) {

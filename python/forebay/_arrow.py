@@ -36,6 +36,7 @@ TOKENS = {
     "logprobs": "float32",
     "teacher_logprobs": "float32",
     "values": "float32",
+    "advantages": "float32",
 }
 """Columns that are lists of numbers."""
 

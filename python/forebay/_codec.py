@@ -81,7 +81,7 @@ def _encoded_fields(cls: type[Any]) -> tuple[tuple[str, str, Any, str], ...]:
     names = {field.name for field in dataclasses.fields(cls)}
     kinds = {"loss_mask": "mask"} if "loss_mask" in names else {}
     if kinds:
-        kinds |= dict.fromkeys(("logprobs", "teacher_logprobs"), "logprobs")
+        kinds |= dict.fromkeys(("logprobs", "teacher_logprobs", "advantages"), "logprobs")
     return tuple(
         (
             field.name,

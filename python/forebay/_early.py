@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from . import errors
-from ._wire import Sample
+from ._wire import PolicyStatus, Sample
 from .batch import Batch
 from .client import Client
 from .trainer import Trainer
@@ -72,6 +72,26 @@ def response_mask(row: Sample) -> list[int]:
 def is_trained(row: Sample) -> bool:
     """Whether the row has a trained token."""
     return any(response_mask(row))
+
+
+def check_advantages(policy: PolicyStatus | None, framework: str) -> None:
+    """Refuses a policy whose tokens have advantages of their own."""
+    if policy is not None and policy.rules.advantage == "posted":
+        raise _several(framework)
+
+
+def one_advantage(advantage: float | None, framework: str) -> float:
+    """Returns the advantage of a row. There may be rows that were posted under other rules than the policy has now."""
+    if advantage is None:
+        raise _several(framework)
+    return advantage
+
+
+def _several(framework: str) -> errors.ConfigurationError:
+    return errors.ConfigurationError(
+        f'{framework} takes one advantage for all tokens of a row, and with advantage = "posted" each token has its '
+        "own: use forebay.torch or forebay.tinker, or another advantage in the rules of the policy"
+    )
 
 
 def masked(values: Sequence[float] | None, mask: Sequence[int]) -> list[float]:

@@ -164,7 +164,7 @@ __all__ = [
     "WhyFinding",
 ]
 
-AdvantageName = Literal["grpo", "grpo_mean", "rloo", "reward", "none"]
+AdvantageName = Literal["grpo", "grpo_mean", "rloo", "reward", "none", "posted"]
 """Advantage estimator over the rewards R of a group."""
 
 BatchOrder = Literal["fifo", "freshest"]
@@ -202,7 +202,7 @@ PolicyCondition = Literal[
 ]
 """How a policy is, the worst first."""
 
-Requirement = Literal["tokens", "logprobs", "policy_version", "teacher_logprobs", "values"]
+Requirement = Literal["tokens", "logprobs", "policy_version", "teacher_logprobs", "values", "advantages"]
 """A column that a policy may require."""
 
 Retries = Literal["transport", "last", "keep"]
@@ -1585,8 +1585,10 @@ class Sample:
     """Number of candidates at sampling, -1 for all; above 0, importance ratios are biased."""
     reward: float | None = None
     """Reward of the rollout."""
-    advantage: float
-    """Advantage of the rollout."""
+    advantage: float | None = None
+    """Advantage of the rollout; null if each token has its own."""
+    advantages: list[float] | None = None
+    """Advantage of each response token, 0 where the mask is 0; null if the rollout has one."""
     loss_weight: float
     """Weight of each trained token of this row in the loss."""
     policy_version: int | None = None
@@ -1631,6 +1633,9 @@ class Segment:
     """Log-probabilities under a teacher. Where the mask is 0 they are ignored and may be null."""
     values: Floats | None = None
     """Critic values, read before each response token."""
+    advantages: Logprobs | None = None
+    """Advantage of each response token, for policies with the rule `advantage = "posted"`. Where the mask is 0 they are
+    ignored and may be null."""
     versions: Sequence[Sequence[int]] | None = None
     """`[version, start, length]` spans that cover the response without gaps or overlaps."""
 
@@ -1665,7 +1670,7 @@ class SegmentSummary:
     versions: SegmentVersions | None = None
     """The versions that generated it; null if the producer sent none by token."""
     has: list[str]
-    """What it has for each response token: `logprobs`, `teacher_logprobs`, `values`."""
+    """What it has for each response token: `logprobs`, `teacher_logprobs`, `values`, `advantages`."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -2111,6 +2116,8 @@ class TokenWindow:
     """Teacher log-probabilities; null if the segment has none."""
     values: list[float | None] | None = None
     """Critic values; null if the segment has none."""
+    advantages: list[float | None] | None = None
+    """Advantages that the producer sent; null if the segment has none."""
     versions: list[list[int]] | None = None
     """The version spans with a token in the window, as the producer sent them: `start` counts response tokens. Null if
     the producer sent none."""

@@ -23,9 +23,9 @@ Form = Literal["auto", "arrow", "json"]
 Ended = Literal["acked", "given back", "lost"]
 """How the lease of a batch ended."""
 
-LIST_COLUMNS = ("tokens", "loss_mask", "logprobs", "teacher_logprobs", "values")
+LIST_COLUMNS = ("tokens", "loss_mask", "logprobs", "teacher_logprobs", "values", "advantages")
 
-_TYPE_CODES = {"tokens": "i", "loss_mask": "B", "logprobs": "f", "teacher_logprobs": "f", "values": "f"}
+_TYPE_CODES = {"tokens": "i", "loss_mask": "B"} | dict.fromkeys(LIST_COLUMNS[2:], "f")
 
 
 class Owner(Protocol):
@@ -59,6 +59,8 @@ class Page:
     """Of the response tokens, 32-bit floats."""
     teacher_logprobs: ListColumn
     values: ListColumn
+    advantages: ListColumn
+    """0 where the mask is 0. A row has them, or an advantage of the rollout."""
     scalars: dict[str, list[Any]]
     """The other columns that a loss may need, by name."""
 

@@ -53,7 +53,9 @@ def inputs_of(row: Sample, loss: Loss) -> tuple[list[int], dict[str, Any]]:
         inputs["weights"] = [0.0] * prompt + [row.loss_weight * bit for bit in mask]
     else:
         inputs["logprobs"] = [0.0] * prompt + masked(row.logprobs, mask)
-        inputs["advantages"] = [0.0] * prompt + [row.advantage * row.loss_weight * bit for bit in mask]
+        advantages = [row.advantage or 0.0] * len(mask) if row.advantages is None else row.advantages
+        weighted = [advantage * row.loss_weight * bit for advantage, bit in zip(advantages, mask, strict=True)]
+        inputs["advantages"] = [0.0] * prompt + weighted
     return tokens[:-1], inputs
 
 

@@ -50,7 +50,8 @@ class Row:
     status: str
     policy_version: int | None
     reward: float | None
-    advantage: float
+    advantage: float | None
+    """None if each token has its own."""
     loss_weight: float
     temperature: float
     top_p: float
@@ -61,9 +62,11 @@ class Row:
     loss_mask: Tensor
     """One entry per response token, uint8."""
     logprobs: Tensor | None
-    """One entry per response token, float32, like the two below."""
+    """One entry per response token, float32, like the three below."""
     teacher_logprobs: Tensor | None
     values: Tensor | None
+    advantages: Tensor | None
+    """0 where the mask is 0."""
 
     @property
     def is_trained(self) -> bool:
@@ -335,7 +338,7 @@ def _rows_of(page: Page) -> Iterator[Row]:
         for name, dtype in (
             ("tokens", torch.int32),
             ("loss_mask", torch.uint8),
-            *((name, torch.float32) for name in PER_TOKEN),
+            *((name, torch.float32) for name in (*PER_TOKEN, "advantages")),
         )
     }
     absent = {"tokens": torch.zeros(0, dtype=torch.int32), "loss_mask": torch.zeros(0, dtype=torch.uint8)}
@@ -460,7 +463,7 @@ def _fill(micro_batch: MicroBatch, row: Row, place: tuple[Any, ...], response: t
     micro_batch.tokens[place] = row.tokens.long()
     mask = row.loss_mask.float()
     micro_batch.loss_mask[response] = mask
-    micro_batch.advantage[response] = row.advantage
+    micro_batch.advantage[response] = row.advantage if row.advantages is None else row.advantages
     micro_batch.loss_weight[response] = row.loss_weight
     micro_batch.temperature[response] = row.temperature
     for name in PER_TOKEN:

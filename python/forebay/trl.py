@@ -32,6 +32,7 @@ from torch import Tensor
 from transformers import TrainerCallback
 
 from . import errors, trainer as leasing
+from ._early import check_advantages, one_advantage
 from .batch import Batch
 from .client import Client
 from .torch import Row, Trainer, rows
@@ -159,7 +160,7 @@ class GRPOTrainer(trl.GRPOTrainer):
             found["completion_ids"][index, :length] = row.tokens[first:]
             found["completion_mask"][index, :length] = 1
             found["tool_mask"][index, :length] = row.loss_mask
-            found["advantages"][index] = row.advantage * row.loss_weight * items
+            found["advantages"][index] = one_advantage(row.advantage, "TRL") * row.loss_weight * items
             # What was recorded for tokens that are not trained may be anything.
             found["old_per_token_logps"][index, :length] = torch.where(row.loss_mask.bool(), row.logprobs, 0.0)
         moved = {name: tensor.to(device) for name, tensor in found.items()}
@@ -258,7 +259,9 @@ class RolloutWorker:
     def _feed(self, run: leasing.Trainer) -> None:
         try:
             with run:
-                step = run.status().checkpoint_step or 0
+                status = run.status()
+                check_advantages(status, "TRL")
+                step = status.checkpoint_step or 0
                 while not self._stopped.is_set():
                     # TRL takes a sample before it needs it, so the next batch is not leased ahead of that as well.
                     batch = run.lease(wait_s=STOP_S) if self.rollout_buffer.empty() else None
@@ -287,7 +290,7 @@ class RolloutWorker:
             input_ids=row.tokens.long().numpy(),
             completion_mask=torch.cat([torch.zeros(first, dtype=torch.long), row.loss_mask.long()]).numpy(),
             old_log_probs=torch.cat([torch.zeros(first), torch.where(trained, row.logprobs, 0.0)]).numpy(),
-            advantage=row.advantage,
+            advantage=one_advantage(row.advantage, "TRL"),
             model_version=self._model_version,
             group_id=zlib.crc32(row.group_id.encode()),
             metrics={} if row.reward is None else {"reward": row.reward},
@@ -319,6 +322,7 @@ class _Lineage(TrainerCallback):
         trainer._run = Trainer(
             trainer.policy, client=trainer.client, last_saved=state.global_step or None, **trainer._lease_options
         )
+        check_advantages(trainer.run.together(lambda: trainer.client.get_policy(trainer.policy)), "TRL")
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """The gradients are there and the weights have not moved."""

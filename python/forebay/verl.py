@@ -15,7 +15,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import errors
-from ._early import MAX_ATTEMPTS, client_of, demand, is_trained, masked, policy_of, response_mask, take
+from ._early import (
+    MAX_ATTEMPTS,
+    check_advantages,
+    client_of,
+    demand,
+    is_trained,
+    masked,
+    one_advantage,
+    policy_of,
+    response_mask,
+    take,
+)
 from ._wire import Sample
 from .batch import Batch
 from .trainer import Trainer
@@ -116,7 +127,9 @@ class Sampler:
             consumer=self._consumer,
             max_attempts=self._max_attempts,
         )
-        self._published_step = self._trainer.status().version_step
+        status = self._trainer.status()
+        check_advantages(status, "forebay.verl")
+        self._published_step = status.version_step
         # A queue that verl has restored holds rows of batches that the resume brings back.
         queue = _queue()
         held: dict[str, dict[str, Any]] = queue.kv_list("train") or {}
@@ -201,7 +214,7 @@ def fields_of(row: Sample, key: tuple[str, int]) -> dict[str, Any]:
     loss_mask = torch.tensor(mask, dtype=torch.int64)
     scores = torch.zeros(len(mask), dtype=torch.float32)
     # verl sums the losses of all tokens, so the weight of the row is part of its advantage.
-    scores[-1] = row.advantage * row.loss_weight
+    scores[-1] = one_advantage(row.advantage, "forebay.verl") * row.loss_weight
     fields = {
         "prompts": ids[:prompt],
         "responses": ids[prompt:],

@@ -1,4 +1,4 @@
-"""Advantages by component against an implementation of their own, which computes in fractions."""
+"""Advantages by component against an implementation of their own, which computes in fractions, and those of tokens."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 import forebay
+from forebay import _early, tinker
+from forebay.slime import _samples
 from forebay.types import BatchRules, FilterRule, Gdpo, GroupRules, PolicyRules
 
 GROUPS, GROUPS_OF_BATCH = 1_000, 125
@@ -84,3 +86,44 @@ def test_a_thousand_random_groups_have_the_advantages_of_the_formula(
             seen += 1
         fb.ack(batch.batch_id, lease=batch.lease, step=start)
     assert seen == sum(sizes)
+
+
+@pytest.mark.parametrize("form", ["json", "arrow"])
+def test_each_token_has_the_advantage_that_was_posted(fb: forebay.Client, policy: str, form: Any) -> None:
+    fb.put_policy(policy, PolicyRules(advantage="posted"))
+    segments = [
+        forebay.Segment(tokens=[1, 2, 3, 4], loss_mask=[1, 0, 1], advantages=[0.5, float("nan"), -2.0]),
+        forebay.Segment(tokens=[5, 6], loss_mask=[1], advantages=[0.25]),
+    ]
+    fb.post(forebay.Trajectory(policy=policy, reward=1.0, segments=segments))
+    with forebay.Trainer(policy, client=fb) as trainer:
+        batch = trainer.lease(wait_s=10)
+        assert batch is not None
+        (page,) = batch.columns(form=form)
+        assert page.scalars["advantage"] == [None, None]
+        assert page.advantages.lengths == [3, 1]
+        assert [float(value) for value in list(page.advantages.values)] == [0.5, 0.0, -2.0, 0.25]
+        rows = list(batch.rows())
+        assert [row.advantages for row in rows] == [[0.5, 0.0, -2.0], [0.25]]
+        # Tinker sums over tokens, so each has its own.
+        _, inputs = tinker.inputs_of(rows[1], "importance_sampling")
+        assert inputs["advantages"] == [0.25 * rows[1].loss_weight]
+        for framework in (slime_fields, verl_fields):
+            with pytest.raises(forebay.errors.ConfigurationError, match="one advantage for all tokens"):
+                framework(rows[0])
+        batch.ack(1)
+
+
+def slime_fields(row: Any) -> Any:
+    return _samples.fields_of(row, "batch", {}, 0)
+
+
+def verl_fields(row: Any) -> Any:
+    return _early.one_advantage(row.advantage, "forebay.verl")
+
+
+def test_a_framework_refuses_at_its_start_what_it_cannot_use(fb: forebay.Client, policy: str) -> None:
+    status = fb.put_policy(policy, PolicyRules(advantage="posted"))
+    with pytest.raises(forebay.errors.ConfigurationError, match="TRL takes one advantage"):
+        _early.check_advantages(status, "TRL")
+    _early.check_advantages(fb.put_policy(policy, {}), "TRL")

@@ -51,10 +51,12 @@ def test_log_probabilities_that_are_ignored_may_be_missing(kind: Any) -> None:
     segment = forebay.Segment(
         tokens=[1, 2, 3, 4, 5, 6], loss_mask=[1, 0, 0, 0, 0], logprobs=kind((-0.5, *nothing)),
         teacher_logprobs=kind((-0.5, -0.25, -0.5, -0.5, float("-inf"))),
+        advantages=kind((-0.5, float("nan"), 2.0, None, 0.0)),
     )  # fmt: skip
     body = sent(segment)
     assert body["logprobs"] == [-0.5, None, None, None, -9999.0]
     assert body["teacher_logprobs"] == [-0.5, -0.25, -0.5, -0.5, None]
+    assert body["advantages"] == [-0.5, None, 2.0, None, 0.0]
     # Where the mask is 1, nothing is made up.
     for values in ([float("-inf"), -0.5], [float("nan"), None]):
         with pytest.raises(_codec.NotEncodable, match="/logprobs/0"):

@@ -96,7 +96,7 @@ pub(crate) fn columns(bundle: &[Value]) -> Columns {
                 numbers(row)
                     .map(|list| list.into_iter().map(|bit| bit.as_i64().map(|bit| bit as u8)).collect::<Vec<_>>())
             }))),
-            "logprobs" | "values" => {
+            "logprobs" | "values" | "advantages" => {
                 Arc::new(ListArray::from_iter_primitive::<Float32Type, _, _>(rows.iter().map(|row| {
                     numbers(row).map(|list| list.into_iter().map(|p| p.as_f64().map(|p| p as f32)).collect::<Vec<_>>())
                 })))
@@ -122,6 +122,7 @@ pub(crate) fn columns(bundle: &[Value]) -> Columns {
         "loss_mask",
         "logprobs",
         "values",
+        "advantages",
         "versions",
         "messages",
         "metadata",
@@ -219,6 +220,7 @@ fn large() -> Vec<Value> {
             ("logprobs", !index.is_multiple_of(4)),
             ("teacher_logprobs", index.is_multiple_of(3)),
             ("values", index.is_multiple_of(5)),
+            ("advantages", true),
         ] {
             if is_there {
                 segment[name] = json!(floats(name.len()));
@@ -228,7 +230,8 @@ fn large() -> Vec<Value> {
     };
     let rollout = |index: usize| {
         json!({
-            "rollout_id": format!("r{index:02}"), "status": "completed", "reward": 1.0,
+            "rollout_id": format!("r{index:02}"), "reward": 1.0,
+            "status": if index.is_multiple_of(4) { "failed" } else { "completed" },
             "segments": (0..index % 4).map(|at| segment(4 * index + at)).collect::<Vec<_>>(),
         })
     };
@@ -237,8 +240,15 @@ fn large() -> Vec<Value> {
 
 on_both_stores! {
     async fn a_large_page_has_every_column_as_it_was_sent(app: TestApp) {
-        app.rules("default", json!({"require": [], "batch": {"groups": 80}})).await;
+        app.rules("default", json!({"require": [], "batch": {"groups": 80}, "advantage": "posted"})).await;
         app.accept(large().into()).await;
+        let advantages = |segment: &Value| {
+            let (Some(sent), Some(mask)) = (segment["advantages"].as_array(), segment["loss_mask"].as_array()) else {
+                return Value::Null;
+            };
+            let of_token = |(sent, bit): (&Value, &Value)| if *bit == json!(1) { sent.clone() } else { json!(0.0) };
+            sent.iter().zip(mask).map(of_token).collect()
+        };
         let batch = app.lease().await;
         let url = text(&batch["samples_url"]);
         let expected: Vec<Value> = large().iter().flat_map(|rollout| {
@@ -246,12 +256,12 @@ on_both_stores! {
             let absent = [json!({})];
             let segments = if segments.is_empty() { &absent } else { &segments[..] };
             let row = |segment: &Value| json!([rollout["rollout_id"], segment["tokens"], segment["loss_mask"],
-                segment["logprobs"], segment["teacher_logprobs"], segment["values"]]);
+                segment["logprobs"], segment["teacher_logprobs"], segment["values"], advantages(segment)]);
             segments.iter().map(row).collect::<Vec<_>>()
         }).collect();
         for rows in [rows(app, url).await, app.samples(&batch).await] {
             let row = |row: &Value| json!([row["rollout_id"], row["tokens"], row["loss_mask"],
-                row["logprobs"], row["teacher_logprobs"], row["values"]]);
+                row["logprobs"], row["teacher_logprobs"], row["values"], row["advantages"]]);
             assert_eq!(rows.len(), expected.len());
             for (found, expected) in rows.iter().map(row).zip(&expected) {
                 assert!(found == *expected, "{} differs", found[0]);
@@ -424,6 +434,7 @@ on_both_stores! {
             ("logprobs", last()),
             ("teacher_logprobs", last()),
             ("values", last()),
+            ("advantages", last()),
             ("versions", spans(&[no_spans(), no_spans(), no_spans(), json!({"versions": [[1, 0, 1]]})])),
             ("response_length", Arc::new(Int32Array::from(vec![None, None, None, Some(1)]))),
         ] {

@@ -353,13 +353,13 @@ on_both_stores! {
     }
 
     async fn samples_are_sharded_by_rows_without_a_gap(app: TestApp) {
-        app.rules("default", json!({"require": [], "batch": {"groups": 8}})).await;
+        app.rules("default", json!({"require": [], "batch": {"groups": 8}, "advantage": "posted"})).await;
         for index in 0..7_usize {
             // Columns differ between rows, so that a row with the numbers of another one is noticed.
             let segment = |place: usize| {
                 let numbers: Vec<f64> = (0..=place).map(|token| -((index * 10 + place) as f64) - token as f64 / 8.0).collect();
                 let tokens: Vec<usize> = (0..10 * index + 2 * place + 2).map(|token| 100 * index + token).collect();
-                let mut sent = json!({"tokens": tokens, "loss_mask": vec![1; place + 1]});
+                let mut sent = json!({"tokens": tokens, "loss_mask": vec![1; place + 1], "advantages": numbers});
                 for (column, step) in [("logprobs", 2), ("teacher_logprobs", 3), ("values", 5)] {
                     if !(index + place).is_multiple_of(step) {
                         sent[column] = json!(numbers);
@@ -371,7 +371,7 @@ on_both_stores! {
             let given = json!({"segments": segments, "messages": [{"role": "user"}], "metadata": {"of": index}});
             app.accept(with(rollout(&format!("r{index}"), 1.0), given)).await;
         }
-        app.accept(with(rollout("r7", 1.0), json!({"segments": null, "messages": []}))).await;
+        app.accept(with(rollout("r7", 1.0), json!({"status": "failed", "segments": null, "messages": []}))).await;
         let batch = app.lease().await;
         let all = app.samples(&batch).await;
         let counted = app.get(&format!("/batches/{}?shards=3", text(&batch["batch_id"]))).await.expect(200);

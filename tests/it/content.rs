@@ -20,7 +20,8 @@ fn full(rollout_id: &str) -> Value {
                 {"kind": "turn", "tokens": [5, 6], "loss_mask": [1]},
                 {
                     "kind": "final", "tokens": [7, 8, 9, 10, 11], "loss_mask": [1, 0, 1], "logprobs": [-0.5, 0.0, -1.5],
-                    "teacher_logprobs": [-0.25, -0.5, -1.0], "values": [0.1, 0.2, 0.3], "versions": [[0, 0, 1], [0, 1, 2]]
+                    "teacher_logprobs": [-0.25, -0.5, -1.0], "values": [0.1, 0.2, 0.3], "advantages": [1, null, -1],
+                    "versions": [[0, 0, 1], [0, 1, 2]]
                 },
             ],
             "messages": [{"role": "user", "content": "<b>"}, {"role": "assistant", "content": null}],
@@ -44,13 +45,13 @@ on_both_stores! {
         assert_eq!(found["segments"], json!([
             {"kind": "turn", "tokens": 2, "response_length": 1, "masked_in": 1, "trained": 1, "versions": null, "has": []},
             {"kind": "final", "tokens": 5, "response_length": 3, "masked_in": 2, "trained": 2,
-             "versions": {"min": 0, "max": 0, "spans": 2}, "has": ["logprobs", "teacher_logprobs", "values"]},
+             "versions": {"min": 0, "max": 0, "spans": 2}, "has": ["logprobs", "teacher_logprobs", "values", "advantages"]},
         ]));
         assert_eq!(found["window"], json!({
             "segment": 1, "from": 0, "to": 5, "prompt_tokens": 2, "tokens": [7, 8, 9, 10, 11],
             "loss_mask": [null, null, 1, 0, 1], "trained_mask": [null, null, 1, 0, 1],
             "logprobs": [null, null, -0.5, 0.0, -1.5], "teacher_logprobs": [null, null, -0.25, -0.5, -1.0],
-            "values": [null, null, 0.1, 0.2, 0.3], "versions": [[0, 0, 1], [0, 1, 2]],
+            "values": [null, null, 0.1, 0.2, 0.3], "advantages": [null, null, 1.0, 0.0, -1.0], "versions": [[0, 0, 1], [0, 1, 2]],
         }));
         assert_eq!((&found["map"]["buckets"], &found["map"]["trained"]), (&json!(5), &json!([0.0, 0.0, 1.0, 0.0, 1.0])));
         assert_eq!(found["messages"]["items"][0], json!({"index": 0, "bytes": 31, "message": {"role": "user", "content": "<b>"}}));

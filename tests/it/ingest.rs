@@ -292,6 +292,8 @@ on_both_stores! {
             (segment(json!({"logprobs": [0.5, 1e39]})), "/segments/0/logprobs/1"),
             (segment(json!({"teacher_logprobs": [0.5]})), "/segments/0/teacher_logprobs"),
             (segment(json!({"values": [0.5, 0.5, 0.5]})), "/segments/0/values"),
+            (segment(json!({"advantages": [0.5, 0.5, 0.5]})), "/segments/0/advantages"),
+            (segment(json!({"loss_mask": [0, 1], "advantages": [0.5, null]})), "/segments/0/advantages/1"),
             (segment(json!({"response_length": 3})), "/segments/0/response_length"),
             (segment(json!({"versions": [[1, 0, 1]]})), "/segments/0/versions"),
             (segment(json!({"versions": [[1, 0, 1], [2, 2, 1]]})), "/segments/0/versions/1/1"),

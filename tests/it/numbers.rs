@@ -160,6 +160,40 @@ on_both_stores! {
         }
     }
 
+    async fn advantages_of_tokens_are_delivered_as_they_were_posted(app: TestApp) {
+        let masked = json!([{"name": "long", "scope": "rollout", "when": "status == \"truncated\"", "action": "mask"}]);
+        let rules = json!({"group": {"size": 3}, "require": [], "advantage": "posted", "filter": masked});
+        app.rules("default", rules).await;
+        let segment = |mask: Value, advantages: Value| {
+            let tokens = vec![1; mask.as_array().expect("a mask is an array").len() + 1];
+            json!({"tokens": tokens, "loss_mask": mask, "advantages": advantages})
+        };
+        let nothing = json!({"tokens": [1], "loss_mask": []});
+        let segments = json!([segment(json!([1, 0, 1]), json!([0.5, null, -1e30])), nothing, segment(json!([1]), json!([2]))]);
+        let a = with(member("g", 0, 1.0), json!({"segments": segments}));
+        let b = with(member("g", 1, 0.0), json!({"status": "truncated", "segments": [segment(json!([1]), json!([7]))]}));
+        let without = with(member("g", 2, 0.0), json!({"segments": [{"tokens": [1, 2], "loss_mask": [1]}]}));
+        assert_eq!(app.post("/trajectories", without.clone()).await.pointers(422), ["/segments"]);
+        app.accept(json!([a, b])).await;
+        // Other advantages are another rollout.
+        let other = json!({"segments": [segment(json!([1]), json!([8]))]});
+        app.post("/trajectories", with(b, other)).await.refused(409, "rollout-conflict");
+        app.accept(with(member("g", 2, 0.0), json!({"status": "failed", "segments": null}))).await;
+        let rows = app.samples(&app.lease().await).await;
+        let found: Vec<_> = rows.iter().map(|row| (&row["advantage"], &row["advantages"])).collect();
+        let none = Value::Null;
+        let expected = [json!([0.5, 0.0, -1e30]), none.clone(), json!([2.0]), json!([0.0]), none.clone()];
+        assert_eq!(found[0].1[2].as_f64().map(|advantage| advantage as f32), Some(-1e30_f32));
+        assert_eq!(found[1..], expected[1..].iter().map(|advantages| (&none, advantages)).collect::<Vec<_>>());
+        assert_eq!((found[0].0, &found[0].1[0], &found[0].1[1]), (&none, &json!(0.5), &json!(0.0)));
+        // Under another rule they are kept for exports, and not delivered.
+        app.rules("other", json!({"advantage": "reward"})).await;
+        let sent = json!({"policy": "other", "segments": [segment(json!([1]), json!([8]))]});
+        app.accept(with(rollout("x", 0.25), sent)).await;
+        let rows = app.samples(&app.lease_with(json!({"policy": "other"})).await).await;
+        assert_eq!((&rows[0]["advantage"], &rows[0]["advantages"]), (&json!(0.25), &none));
+    }
+
     async fn a_batch_that_is_cut_again_is_whitened_again(app: TestApp) {
         let gdpo = json!({"kind": "gdpo", "components": {"acc": 1.0}});
         let rules = json!({"group": {"size": 2}, "batch": {"groups": 2}, "advantage": gdpo});

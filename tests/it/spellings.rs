@@ -60,7 +60,7 @@ fn widened(columns: Columns) -> Columns {
                 let bits = lists(&wide).into_iter().map(|bits| bits.map(|bits| bits.into_iter().map(Some)));
                 Arc::new(ListArray::from_iter_primitive::<Float64Type, _, _>(bits))
             }
-            "logprobs" | "values" => {
+            "logprobs" | "values" | "advantages" => {
                 let wide = |items: &ArrayRef| {
                     items.as_primitive::<Float32Type>().values().iter().map(|&one| one.into()).collect()
                 };
@@ -133,8 +133,9 @@ on_both_stores! {
         let long = "a text that is too long to be in its view";
         let sent = json!([
             with(member("g", 0, 1.0), json!({"metadata": {"k": long}, "execution_id": long, "segments": [
-                {"kind": "turn", "tokens": [1, 2, 3], "loss_mask": [0, 1], "logprobs": [-0.1, -0.25], "values": [0.1, 1.5]},
-                {"kind": long, "tokens": [4, 5], "loss_mask": [1], "logprobs": [-0.7], "values": [2.0]},
+                {"kind": "turn", "tokens": [1, 2, 3], "loss_mask": [0, 1], "logprobs": [-0.1, -0.25], "values": [0.1, 1.5],
+                 "advantages": [0.0, 0.1]},
+                {"kind": long, "tokens": [4, 5], "loss_mask": [1], "logprobs": [-0.7], "values": [2.0], "advantages": [-0.3]},
             ]})),
             with(member("g", 1, 0.0), json!({"execution_id": long})),
         ]);

@@ -89,14 +89,14 @@ async fn goes_on(backend: Backend) {
     let leased = &known["leased"];
     let path = format!("/batches/{}", text(&leased["batch_id"]));
     let batch = app.get(&path).await.expect(200);
-    assert_eq!(app.samples(&batch).await, *leased["rows"].as_array().expect("rows"));
+    assert_eq!(samples(&app, &batch).await, *leased["rows"].as_array().expect("rows"));
     app.post(&format!("{path}/ack"), json!({"lease": leased["lease"], "step": 3})).await.expect(200);
     // The lineage continues: what was acked after the checkpoint comes back as it was cut.
     let resumed = app.resume(Some(1)).await;
     assert_eq!((&resumed["returned_batches"], &resumed["version"]), (&json!(2), &json!(1)));
     let again = app.lease().await;
     assert_eq!(again["batch_id"], known["trained"]["batch_id"]);
-    assert_eq!(app.samples(&again).await, *known["trained"]["rows"].as_array().expect("rows"));
+    assert_eq!(samples(&app, &again).await, *known["trained"]["rows"].as_array().expect("rows"));
     app.ack(&again, 2).await.expect(200);
     let second = app.lease().await;
     app.ack(&second, 3).await.expect(200);
@@ -132,7 +132,7 @@ async fn keeps_digests_and_seals(backend: Backend) {
     }
     let sealed = &known(backend)["sealed"];
     let batch = app.get(&format!("/batches/{}", text(&sealed["batch_id"]))).await.expect(200);
-    assert_eq!(app.samples(&batch).await, *sealed["rows"].as_array().expect("rows"));
+    assert_eq!(samples(&app, &batch).await, *sealed["rows"].as_array().expect("rows"));
     // The doctor compares every payload and row with its digest and seal.
     app.finish().await;
 }
@@ -145,6 +145,16 @@ async fn a_sqlite_database_of_the_first_schema_keeps_its_digests_and_seals() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_postgres_database_of_the_first_schema_keeps_its_digests_and_seals() {
     keeps_digests_and_seals(Backend::Postgres).await;
+}
+
+/// The rows of a batch, without a column that the first schema's rows did not have yet.
+async fn samples(app: &TestApp, batch: &Value) -> Vec<Value> {
+    let mut rows = app.samples(batch).await;
+    for row in &mut rows {
+        let row = row.as_object_mut().expect("a row is an object");
+        assert_eq!(row.remove("advantages"), Some(Value::Null));
+    }
+    rows
 }
 
 /// A transaction of somebody else has made one of the tables. It then waits for the lock of the migrations, while they

@@ -45,7 +45,7 @@ pub struct FlatTokens {
     pub sampled: Option<Sampled>,
     /// Teacher log-probabilities, f32; `None` unless every row has them.
     pub logp_teacher: Option<Tensor>,
-    /// Advantage of the rollout, f32.
+    /// Advantage of each trained token, f32.
     pub advantage: Tensor,
     /// Weight in the loss, f32.
     pub loss_weight: Tensor,
@@ -158,6 +158,7 @@ impl FlatTokens {
             let columns: Option<Vec<&[f32]>> = members.iter().map(|row| column(row)).collect();
             columns.map(|columns| Tensor::from_slice(&columns.concat()).to_device(device))
         };
+        let advantages: Vec<f32> = members.iter().flat_map(|row| row.advantages().iter().copied()).collect();
         let tempered = members.iter().any(|row| row.temperature().to_bits() != 1.0_f32.to_bits());
         let row = (0_i64..).zip(members).flat_map(|(place, row)| std::iter::repeat_n(place, row.trained_length()));
         Self {
@@ -168,7 +169,7 @@ impl FlatTokens {
             logp_rollout: logp_rollout(members).map(|column| Tensor::from_slice(&column).to_device(device)),
             sampled: Sampled::of(members, device),
             logp_teacher: per_token(Row::teacher_logprobs),
-            advantage: per_row(Row::advantage),
+            advantage: Tensor::from_slice(&advantages).to_device(device),
             loss_weight: per_row(|row| row.loss_weight() as f32),
             temperature: tempered.then(|| per_row(Row::temperature)),
         }

@@ -42,7 +42,7 @@ pub struct Row {
     /// Whether `top_p` or `top_k` excluded tokens.
     is_top_sampled: bool,
     reward: Option<f64>,
-    advantage: f32,
+    advantages: Vec<f32>,
     loss_weight: f64,
     policy_version: Option<i64>,
     versions: Vec<VersionSpan>,
@@ -215,6 +215,10 @@ impl Row {
         let teacher_logprobs =
             check.logprobs("teacher_logprobs", sample.teacher_logprobs.as_deref(), mask.len(), &trained);
         let values = check.column("values", sample.values.as_deref(), mask.len(), &trained);
+        let advantages = match sample.advantage {
+            Some(advantage) => vec![advantage; trained.len()],
+            None => check.column("advantages", sample.advantages.as_deref(), mask.len(), &trained).unwrap_or_default(),
+        };
         if !trained.is_empty() {
             check.trainable(tokens.len(), expected);
         }
@@ -239,7 +243,7 @@ impl Row {
             temperature: sample.temperature,
             is_top_sampled: sample.top_p < 1.0 || sample.top_k > 0,
             reward: sample.reward,
-            advantage: sample.advantage,
+            advantages,
             loss_weight: sample.loss_weight,
             policy_version: sample.policy_version,
             versions: sample.versions.clone().unwrap_or_default(),
@@ -337,10 +341,10 @@ impl Row {
         self.reward
     }
 
-    /// Advantage of the rollout.
+    /// Advantages of the trained tokens. They are equal, unless each token was given its own.
     #[must_use]
-    pub fn advantage(&self) -> f32 {
-        self.advantage
+    pub fn advantages(&self) -> &[f32] {
+        &self.advantages
     }
 
     /// Weight of each trained token in the loss.
@@ -479,7 +483,7 @@ impl<'a> Check<'a> {
         if !(temperature.is_finite() && temperature > 0.0) {
             self.refuse("temperature", format!("is {temperature}, but must be finite and above 0"));
         }
-        if !advantage.is_finite() {
+        if let Some(advantage) = advantage.filter(|advantage| !advantage.is_finite()) {
             self.refuse("advantage", format!("is {advantage}, but must be finite"));
         }
         if !(loss_weight.is_finite() && loss_weight >= 0.0) {
@@ -500,6 +504,9 @@ impl<'a> Check<'a> {
             ("logprobs", logprobs, self.sample.logprobs.is_none()),
             ("teacher_logprobs", teacher_logprobs, self.sample.teacher_logprobs.is_none()),
             ("reward", reward, self.sample.reward.is_none()),
+            ("advantages", Some("a row without an advantage"), {
+                self.sample.advantage.is_none() && self.sample.advantages.is_none()
+            }),
         ];
         for (field, reader, is_missing) in columns {
             if let Some(reader) = reader.filter(|_| is_missing) {

@@ -21,7 +21,7 @@ pub struct Voters<'a> {
 ///   gets 0.
 /// - `grpo_mean`: R - mean (Dr. GRPO, Liu et al. 2025).
 /// - `rloo`: R - mean of the others (Ahmadian et al. 2024); a single rollout gets 0.
-/// - `reward`: R. `none`: 0.
+/// - `reward`: R. `none`, and `posted`, with which each token has its own: 0.
 /// - `gdpo`: the weighted sum of `grpo` for each component, over the rollouts that have it (GDPO, arXiv 2601.05242); a
 ///   rollout has 0 for a component that it lacks. Whitening needs the batch: see [`standardized`].
 ///
@@ -52,7 +52,8 @@ fn by_reward(estimator: AdvantageName, rewards: &[f64]) -> Vec<f64> {
     let mean = mean(rewards);
     let sum: f64 = rewards.iter().sum();
     match estimator {
-        AdvantageName::None => vec![0.0; rewards.len()],
+        // With `posted`, each token has its own.
+        AdvantageName::None | AdvantageName::Posted => vec![0.0; rewards.len()],
         AdvantageName::Reward => rewards.to_vec(),
         AdvantageName::Grpo => standardized(rewards),
         AdvantageName::GrpoMean => rewards.iter().map(|reward| reward - mean).collect(),

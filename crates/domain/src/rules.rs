@@ -5,7 +5,9 @@ pub mod filter;
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use forebay_wire::{Advantage, FilterRule, Gdpo, LossWeighting, PolicyRules, Violation, Whiten};
+use forebay_wire::{
+    Advantage, AdvantageName, FilterRule, Gdpo, LossWeighting, PolicyRules, Requirement, Violation, Whiten,
+};
 
 use self::filter::{FilterViolation, Filters};
 use super::{
@@ -88,6 +90,18 @@ impl Rules {
     #[must_use]
     pub fn filters(&self) -> &Filters {
         &self.filters
+    }
+
+    /// The columns that every rollout must have.
+    pub fn required(&self) -> impl Iterator<Item = Requirement> {
+        let posted = self.tokens_have_advantages() && !self.wire.require.contains(&Requirement::Advantages);
+        self.wire.require.iter().copied().chain(posted.then_some(Requirement::Advantages))
+    }
+
+    /// Whether each token has an advantage of its own, which is delivered in place of that of the rollout.
+    #[must_use]
+    pub fn tokens_have_advantages(&self) -> bool {
+        self.wire.advantage == Advantage::Named(AdvantageName::Posted)
     }
 
     /// Whether the decision of a group reads reward components.

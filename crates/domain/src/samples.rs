@@ -58,15 +58,9 @@ pub struct BatchMember {
     pub mask_below: Option<Version>,
     /// Checksum of the advantages of its group; none before they are known.
     pub group_seal: Option<[u8; SEAL_BYTES]>,
-    /// What the advantages of its group were computed from besides rewards; none if it is not read, or nothing is.
-    pub read: Option<ComponentsRead>,
-}
-
-/// Those reward components of a rollout that the decision of its group reads, as its row has them.
-#[derive(Clone, Debug)]
-pub struct ComponentsRead {
-    /// The rules of the group.
+    /// The rules of its group.
     pub rules: Arc<Rules>,
+    /// Those of its reward components that these rules read, as its row has them.
     pub components: BTreeMap<String, f64>,
 }
 

@@ -499,9 +499,10 @@ impl SessionKeyHash {
 
 /// Refuses a policy that requires what recorded calls do not have.
 pub fn check_rules(policy: &PolicyName, rules: &Rules) -> Result<(), Refusal> {
-    let missing = rules.require.iter().find_map(|requirement| match requirement {
+    let missing = rules.required().find_map(|requirement| match requirement {
         Requirement::TeacherLogprobs if rules.sessions.teacher.is_none() => Some("teacher_logprobs"),
         Requirement::Values => Some("values"),
+        Requirement::Advantages => Some("advantages"),
         Requirement::Tokens | Requirement::Logprobs | Requirement::PolicyVersion | Requirement::TeacherLogprobs => None,
     });
     missing.map_or(Ok(()), |name| {

@@ -182,6 +182,7 @@ pub struct Columns {
     logprobs: bool,
     teacher_logprobs: bool,
     values: bool,
+    advantages: bool,
     policy_version: bool,
 }
 
@@ -209,6 +210,7 @@ impl Facts {
             Requirement::Logprobs => self.columns.logprobs,
             Requirement::TeacherLogprobs => self.columns.teacher_logprobs,
             Requirement::Values => self.columns.values,
+            Requirement::Advantages => self.columns.advantages,
         }
     }
 }
@@ -405,7 +407,9 @@ fn check_segments(segments: &[Segment], limits: &TrajectoryLimits, found: &mut V
 /// delivered to trainers is then finite.
 fn clear_ignored(segments: &mut [Segment]) {
     for segment in segments {
-        for column in [&mut segment.logprobs, &mut segment.teacher_logprobs].into_iter().flatten() {
+        for column in
+            [&mut segment.logprobs, &mut segment.teacher_logprobs, &mut segment.advantages].into_iter().flatten()
+        {
             if column.len() != segment.loss_mask.len() || column.iter().fold(true, |all, value| all & value.is_finite())
             {
                 continue;
@@ -418,7 +422,8 @@ fn clear_ignored(segments: &mut [Segment]) {
 }
 
 fn check_segment(at: &str, segment: &Segment, found: &mut Violations) {
-    let Segment { kind, tokens, loss_mask, response_length, logprobs, teacher_logprobs, values, versions } = segment;
+    let Segment { kind, tokens, loss_mask, response_length, logprobs, teacher_logprobs, values, advantages, versions } =
+        segment;
     let response = loss_mask.len();
     found.text(&format!("{at}/kind"), kind.as_deref());
     if tokens.len() <= response {
@@ -435,7 +440,13 @@ fn check_segment(at: &str, segment: &Segment, found: &mut Violations) {
     {
         found.push(format!("{at}/response_length"), format!("is {length}, but `loss_mask` covers {response} tokens"));
     }
-    for (name, column) in [("logprobs", logprobs), ("teacher_logprobs", teacher_logprobs), ("values", values)] {
+    let columns = [
+        ("logprobs", logprobs),
+        ("teacher_logprobs", teacher_logprobs),
+        ("values", values),
+        ("advantages", advantages),
+    ];
+    for (name, column) in columns {
         let Some(column) = column else { continue };
         let pointer = format!("{at}/{name}");
         if column.len() != response {
@@ -444,7 +455,7 @@ fn check_segment(at: &str, segment: &Segment, found: &mut Violations) {
         let detail =
             if name == "values" { "must be finite as a 32-bit float" } else { "must be finite where the mask is 1" };
         each(&pointer, column, |value| value.is_finite(), detail, found);
-        if name != "values" && column.len() == response {
+        if name.ends_with("logprobs") && column.len() == response {
             check_logprobs(&pointer, column, loss_mask, found);
         }
     }
@@ -530,6 +541,7 @@ fn facts(sent: &wire::Trajectory, sampled_nothing: bool) -> Facts {
             logprobs: every(|segment| segment.logprobs.is_some() || segment.loss_mask.is_empty()),
             teacher_logprobs: every(|segment| segment.teacher_logprobs.is_some() || segment.loss_mask.is_empty()),
             values: every(|segment| segment.values.is_some() || segment.loss_mask.is_empty()),
+            advantages: every(|segment| segment.advantages.is_some() || segment.loss_mask.is_empty()),
             policy_version: sent.policy_version.is_some() || every(|segment| segment.versions.is_some()),
         },
         warnings: warnings(&sent.sampling, &sent.segments),
@@ -652,12 +664,29 @@ fn digest(
     if let Some(execution_id) = execution_id {
         hasher.text(execution_id);
     }
+    for (index, segment) in segments.iter().enumerate() {
+        if let Some(advantages) = &segment.advantages {
+            hasher.text("advantages");
+            hasher.int(index as i64);
+            floats(&mut hasher, advantages);
+        }
+    }
     hasher.finish()
 }
 
 fn digest_segment(hasher: &mut Hasher, segment: &Segment) {
-    // The length of the response is that of the mask.
-    let Segment { kind, tokens, loss_mask, response_length: _, logprobs, teacher_logprobs, values, versions } = segment;
+    // The length of the response is that of the mask, and advantages are hashed behind everything else.
+    let Segment {
+        kind,
+        tokens,
+        loss_mask,
+        response_length: _,
+        logprobs,
+        teacher_logprobs,
+        values,
+        advantages: _,
+        versions,
+    } = segment;
     hasher.option(kind.as_deref(), Hasher::text);
     hasher.bytes(&little_endian(tokens));
     hasher.bytes(loss_mask);

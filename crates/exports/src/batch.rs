@@ -54,6 +54,7 @@ pub fn schema() -> SchemaRef {
             field("logprobs", list(DataType::Float32), true),
             field("teacher_logprobs", list(DataType::Float32), true),
             field("values", list(DataType::Float32), true),
+            field("advantages", list(DataType::Float32), true),
             field("versions", spans_type(), true),
             field("temperature", DataType::Float32, false),
             field("top_p", DataType::Float32, false),
@@ -114,7 +115,8 @@ pub fn of(rollouts: &[ExportedRollout]) -> Result<RecordBatch, ArrowError> {
 
 /// The bytes of a row, without columns of fixed width.
 fn row_bytes(row: &Row<'_>) -> usize {
-    let floats = [row.logprobs, row.teacher_logprobs, row.values].into_iter().flatten().map(<[_]>::len).sum::<usize>();
+    let floats = [row.logprobs, row.teacher_logprobs, row.values, row.advantages];
+    let floats = floats.into_iter().flatten().map(<[_]>::len).sum::<usize>();
     let json = [row.messages, row.metadata].into_iter().flatten().map(|json| json.get().len()).sum::<usize>();
     let texts = [row.reason, row.environment, row.execution_id, row.kind].into_iter().flatten().map(str::len);
     let names = row.policy.len() + row.group_id.len() + row.rollout_id.len() + texts.sum::<usize>();
@@ -167,6 +169,7 @@ fn columns(rows: &[Row<'_>]) -> Vec<ArrayRef> {
         arrays::lists::<Float32Type>(rows.iter().map(|row| row.logprobs)),
         arrays::lists::<Float32Type>(rows.iter().map(|row| row.teacher_logprobs)),
         arrays::lists::<Float32Type>(rows.iter().map(|row| row.values)),
+        arrays::lists::<Float32Type>(rows.iter().map(|row| row.advantages)),
         arrays::spans(rows.iter().map(|row| row.versions)),
         floats(|row| row.temperature),
         floats(|row| row.top_p),
@@ -276,6 +279,7 @@ impl Rows<'_> {
             logprobs: self.list::<Float32Type>("logprobs", row),
             teacher_logprobs: self.list::<Float32Type>("teacher_logprobs", row),
             values: self.list::<Float32Type>("values", row),
+            advantages: self.list::<Float32Type>("advantages", row),
             versions: self.versions(row),
         })
     }

@@ -39,6 +39,8 @@ pub enum AdvantageName {
     Reward,
     /// 0, because the trainer computes its own advantages from the reward.
     None,
+    /// Those that the producer sent for each token, in `advantages` of the segments.
+    Posted,
 }
 
 /// The weighted sum of an advantage for each reward component, which is that of `grpo` over the rollouts of the group that

@@ -259,8 +259,11 @@ pub struct Sample {
     #[serde(serialize_with = "super::finite::serialize")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<f64>))]
     pub reward: Option<f64>,
-    /// Advantage of the rollout.
-    pub advantage: f32,
+    /// Advantage of the rollout; null if each token has its own.
+    pub advantage: Option<f32>,
+    /// Advantage of each response token, 0 where the mask is 0; null if the rollout has one.
+    #[serde(default)]
+    pub advantages: Option<Vec<f32>>,
     /// Weight of each trained token of this row in the loss.
     pub loss_weight: f64,
     /// Weight version of the rollout: its oldest span with a trained token.

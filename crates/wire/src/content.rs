@@ -75,7 +75,7 @@ pub struct SegmentSummary {
     pub trained: u64,
     /// The versions that generated it; null if the producer sent none by token.
     pub versions: Option<SegmentVersions>,
-    /// What it has for each response token: `logprobs`, `teacher_logprobs`, `values`.
+    /// What it has for each response token: `logprobs`, `teacher_logprobs`, `values`, `advantages`.
     pub has: Vec<String>,
 }
 
@@ -116,6 +116,8 @@ pub struct TokenWindow {
     pub teacher_logprobs: Option<Vec<Option<f32>>>,
     /// Critic values; null if the segment has none.
     pub values: Option<Vec<Option<f32>>>,
+    /// Advantages that the producer sent; null if the segment has none.
+    pub advantages: Option<Vec<Option<f32>>>,
     /// The version spans with a token in the window, as the producer sent them: `start` counts response tokens. Null if the
     /// producer sent none.
     pub versions: Option<Vec<VersionSpan>>,

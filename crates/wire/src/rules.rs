@@ -92,6 +92,8 @@ pub enum Requirement {
     TeacherLogprobs,
     /// Critic values in every segment.
     Values,
+    /// Advantages of tokens in every segment. The rule `advantage = "posted"` requires them, too.
+    Advantages,
 }
 
 /// When a group is complete, and what happens when it is not.

@@ -196,6 +196,11 @@ pub struct Segment {
     /// Critic values, read before each response token.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub values: Option<Vec<f32>>,
+    /// Advantage of each response token, for policies with the rule `advantage = "posted"`. Where the mask is 0 they are
+    /// ignored and may be null.
+    #[serde(default, deserialize_with = "super::numbers::logprobs", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<Vec<Option<f32>>>))]
+    pub advantages: Option<Vec<f32>>,
     /// `[version, start, length]` spans that cover the response without gaps or overlaps.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub versions: Option<Vec<VersionSpan>>,

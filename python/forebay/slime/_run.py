@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .. import errors
-from .._early import MAX_ATTEMPTS, client_of, policy_of, take
+from .._early import MAX_ATTEMPTS, check_advantages, client_of, policy_of, take
 from .._wire import Sample
 from ..batch import Batch
 from ..trainer import Trainer
@@ -72,6 +72,7 @@ class Run:
             max_attempts=self._settings.max_attempts,
         )
         status = self._trainer.status()
+        check_advantages(status, "slime")
         if _is_async(args) and status.rules.staleness.max == 0:
             raise errors.ConfigurationError(
                 f"train_async.py asks for a batch while the one before is trained, so its rollouts are at least one "

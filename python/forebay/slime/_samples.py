@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from .._early import masked
+from .._early import masked, one_advantage
 from .._wire import Sample
 from ._convert import KEY
 
@@ -36,7 +36,7 @@ def fields_of(row: Sample, batch_id: str, metadata: Mapping[str, Any], place: in
         },
         "train_metadata": {
             KEY: {
-                "advantage": row.advantage,
+                "advantage": one_advantage(row.advantage, "slime"),
                 "loss_weight": row.loss_weight,
                 "step": place,
                 "source": row.environment,

@@ -100,6 +100,20 @@ def test_arrow_becomes_tensors_without_a_copy(fb: forebay.Client, policy: str) -
             offset += tensor.numel() * tensor.element_size()
 
 
+def test_advantages_of_tokens_are_at_their_positions(fb: forebay.Client, policy: str) -> None:
+    fb.put_policy(policy, {"advantage": "posted", "batch": {"groups": 2}})
+    for mask, advantages in (([1, 0, 1], [0.5, None, -2.0]), ([1], [0.25])):
+        segment = {"tokens": [7] * (len(mask) + 1), "loss_mask": mask, "advantages": advantages}
+        fb.post({"policy": policy, "reward": 1.0, "segments": [segment]})
+    batch = fb.lease(policy, wait_ms=10_000)
+    assert batch is not None
+    rows = forebay.torch.rows(forebay.Batch(fb, batch))
+    assert [row.advantage for row in rows] == [None, None]
+    (packed,) = forebay.torch.pack(rows, 100, shard=(0, 1))
+    assert packed.advantage.tolist() == [0, 0.5, 0, -2, 0, 0.25]
+    assert packed.loss_mask.tolist() == [0, 1, 0, 1, 0, 1]
+
+
 def test_values_are_at_the_positions_of_their_tokens(fb: forebay.Client, policy: str) -> None:
     batch = leased(fb, policy, {"a": [[1.0, 2.0]], "b": [[3.0]]}, "token_mean")
     (packed,) = forebay.torch.pack(batch, 100)

@@ -173,7 +173,7 @@ fn learn(table: &mut Table, sample: &Sample) {
     let prompt = tokens.len() - mask.len();
     for (place, trained) in mask.iter().enumerate() {
         if *trained == 1 {
-            let weight = sample.loss_weight as f32 * sample.advantage;
+            let weight = sample.loss_weight as f32 * sample.advantage.unwrap_or(0.0);
             table.learn(&tokens[..prompt + place], tokens[prompt + place], weight);
         }
     }

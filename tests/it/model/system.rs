@@ -322,7 +322,7 @@ impl System {
                 versions: sample.versions.clone(),
             },
             reward: sample.reward.map(millionths),
-            advantage: millionths(f64::from(sample.advantage)),
+            advantage: millionths(f64::from(sample.advantage.expect("the rollout has one"))),
             loss_weight: millionths(sample.loss_weight),
             policy_version: sample.policy_version.expect("every rollout has a version"),
         }

@@ -32,6 +32,7 @@ on_both_stores! {
     async fn what_ingest_would_refuse_is_refused_at_the_start(app: TestApp) {
         app.rules("pair", json!({"group": {"size": 2}})).await;
         app.rules("valued", json!({"require": ["tokens", "values"]})).await;
+        app.rules("judged", json!({"advantage": "posted"})).await;
         app.accept(rollout("stored", 1.0)).await;
         app.accept(with(member("g", 0, 1.0), json!({"policy": "pair", "group_size": 3}))).await;
         app.post("/sessions", json!({"policy": "none"})).await.refused(404, "unknown-policy");
@@ -41,6 +42,7 @@ on_both_stores! {
         for (request, pointers) in [
             (json!({"policy": "pair"}), vec!["/group_id"]),
             (json!({"policy": "valued"}), vec!["/models"]),
+            (json!({"policy": "judged"}), vec!["/models"]),
             (json!({"metadata": []}), vec!["/metadata"]),
             (json!({"rollout_id": ""}), vec!["/rollout_id"]),
             (json!({"models": {"a\nb": {"policy": "pair"}}}), vec!["/models/a\nb"]),

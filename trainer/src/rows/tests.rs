@@ -24,13 +24,27 @@ pub(crate) fn sample(rollout: &str, prompt: usize, mask: &[u8]) -> Sample {
         top_p: 1.0,
         top_k: -1,
         reward: Some(1.0),
-        advantage: 0.5,
+        advantage: Some(0.5),
+        advantages: None,
         loss_weight: 0.25,
         policy_version: Some(3),
         versions: None,
         messages: None,
         metadata: None,
     }
+}
+
+#[test]
+fn each_trained_token_has_its_advantage() {
+    let mut one = sample("a", 2, &[1, 0, 1]);
+    one.advantage = None;
+    one.advantages = Some(vec![0.25, f32::NAN, -2.0]);
+    let other = sample("b", 2, &[0, 1, 1]);
+    let found = rows(&[one.clone(), other]);
+    assert_eq!(found.trained().iter().map(Row::advantages).collect::<Vec<_>>(), [[0.25, -2.0], [0.5, 0.5]]);
+    one.advantages = None;
+    let error = Rows::read(&[one], &EXPECTED, 5).expect_err("a row without any advantage teaches nothing");
+    assert_eq!(error.violations[0].field, "advantages");
 }
 
 pub(crate) fn rows(samples: &[Sample]) -> Rows {

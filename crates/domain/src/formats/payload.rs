@@ -80,6 +80,8 @@ pub struct SegmentColumns {
     pub teacher_logprobs: Vec<f32>,
     /// Critic values per response token.
     pub values: Vec<f32>,
+    /// Advantages per response token, as sent.
+    pub advantages: Vec<f32>,
 }
 
 /// The description of a trajectory, without its tokens and messages.
@@ -114,6 +116,7 @@ struct Header {
 
 /// A segment without its columns: which it has, and how long they are.
 #[derive(Debug, Serialize, Deserialize)]
+#[expect(clippy::struct_excessive_bools, reason = "one per column, not a state machine")]
 pub struct SegmentHeader {
     pub kind: Option<String>,
     pub tokens: usize,
@@ -121,6 +124,8 @@ pub struct SegmentHeader {
     pub logprobs: bool,
     pub teacher_logprobs: bool,
     pub values: bool,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub advantages: bool,
     pub versions: Option<Vec<VersionSpan>>,
     /// The number of bytes of each token id.
     id_bytes: u8,
@@ -188,11 +193,12 @@ impl Payload {
         self.unpack_segments(|packed, header| {
             let mut columns = SegmentColumns::default();
             columns.append(packed, &header)?;
-            let SegmentColumns { tokens, loss_mask, logprobs, teacher_logprobs, values } = columns;
+            let SegmentColumns { tokens, loss_mask, logprobs, teacher_logprobs, values, advantages } = columns;
             Ok(Segment {
                 logprobs: header.logprobs.then_some(logprobs),
                 teacher_logprobs: header.teacher_logprobs.then_some(teacher_logprobs),
                 values: header.values.then_some(values),
+                advantages: header.advantages.then_some(advantages),
                 tokens,
                 loss_mask,
                 kind: header.kind,
@@ -233,6 +239,7 @@ impl SegmentColumns {
             (header.logprobs, &mut self.logprobs),
             (header.teacher_logprobs, &mut self.teacher_logprobs),
             (header.values, &mut self.values),
+            (header.advantages, &mut self.advantages),
         ];
         for (_, column) in floats.into_iter().filter(|(is_present, _)| *is_present) {
             packed.floats(column, header.response)?;
@@ -251,7 +258,7 @@ fn columns_bytes(trajectory: &Trajectory) -> usize {
 
 /// The columns of floats that the segment has, in the order in which they are written.
 fn floats(segment: &Segment) -> impl Iterator<Item = &Vec<f32>> {
-    [&segment.logprobs, &segment.teacher_logprobs, &segment.values].into_iter().flatten()
+    [&segment.logprobs, &segment.teacher_logprobs, &segment.values, &segment.advantages].into_iter().flatten()
 }
 
 /// A part as it is stored, and its length with the flag that says whether it is compressed.
@@ -358,8 +365,17 @@ fn unpack<S>(
 fn header(trajectory: &Trajectory) -> Header {
     let segments = trajectory.segments.iter().map(|segment| {
         // All fields are named, so that no new one is lost. The length of the response is that of the mask.
-        let Segment { kind, tokens, loss_mask, response_length: _, logprobs, teacher_logprobs, values, versions } =
-            segment;
+        let Segment {
+            kind,
+            tokens,
+            loss_mask,
+            response_length: _,
+            logprobs,
+            teacher_logprobs,
+            values,
+            advantages,
+            versions,
+        } = segment;
         SegmentHeader {
             kind: kind.clone(),
             tokens: tokens.len(),
@@ -367,6 +383,7 @@ fn header(trajectory: &Trajectory) -> Header {
             logprobs: logprobs.is_some(),
             teacher_logprobs: teacher_logprobs.is_some(),
             values: values.is_some(),
+            advantages: advantages.is_some(),
             versions: versions.clone(),
             id_bytes: id_bytes(tokens),
         }
@@ -453,7 +470,7 @@ mod tests {
         assert_eq!(columns.loss_mask, [&first.loss_mask[..], &second.loss_mask].concat().repeat(2));
         let logprobs = [first, second].map(|segment| segment.logprobs.clone().expect("both have them"));
         assert_eq!(columns.logprobs, logprobs.concat().repeat(2));
-        assert!(columns.teacher_logprobs.is_empty() && columns.values.is_empty());
+        assert!(columns.teacher_logprobs.is_empty() && columns.values.is_empty() && columns.advantages.is_empty());
     }
 
     #[test]

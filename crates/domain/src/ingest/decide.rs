@@ -115,7 +115,7 @@ pub fn check(rules: &Rules, new: &NewRollout, room: Room) -> Result<(), Refusal>
         None => ("/segments", "every segment", "at least one segment"),
         Some(_) => ("/turns", "every turn", "at least one turn that is not dropped"),
     };
-    for &requirement in &rules.require {
+    for requirement in rules.required() {
         // An admission gives the rollout its version.
         let brought = requirement == Requirement::PolicyVersion && room.version().is_some();
         if !brought && !facts.has(requirement) {
@@ -127,6 +127,7 @@ pub fn check(rules: &Rules, new: &NewRollout, room: Room) -> Result<(), Refusal>
                 Requirement::PolicyVersion => {
                     refuse("/policy_version", detail(&format!("the trajectory, or as `versions` in {every}")));
                 }
+                Requirement::Advantages => refuse(list, detail("every segment, and turns have none")),
                 Requirement::Logprobs | Requirement::TeacherLogprobs | Requirement::Values => {
                     refuse(list, detail(every));
                 }

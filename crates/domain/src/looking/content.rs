@@ -147,8 +147,12 @@ pub fn look(member: BatchMember, payload: &Payload, batch: Option<&Batch>, part:
 }
 
 fn summary(segment: &Segment, masked_in: u64) -> SegmentSummary {
-    let floats =
-        [("logprobs", &segment.logprobs), ("teacher_logprobs", &segment.teacher_logprobs), ("values", &segment.values)];
+    let floats = [
+        ("logprobs", &segment.logprobs),
+        ("teacher_logprobs", &segment.teacher_logprobs),
+        ("values", &segment.values),
+        ("advantages", &segment.advantages),
+    ];
     let has = floats.iter().filter(|(_, column)| column.is_some()).map(|(name, _)| (*name).to_owned());
     SegmentSummary {
         kind: segment.kind.clone(),

@@ -71,12 +71,10 @@ impl CheckedRollout<SegmentHeader> {
 /// Fails if the advantages of a group were computed from reward components that the rollout was not posted with. No seal
 /// covers the column that the decision read.
 fn check_components(member: &BatchMember, posted: &BTreeMap<String, f64>) -> Result<(), Damaged> {
-    match &member.read {
-        Some(read) if read.components != read.rules.components_of(posted) => {
-            Err(Damaged("its reward components differ from those of its row"))
-        }
-        _ => Ok(()),
+    if member.components != member.rules.components_of(posted) {
+        return Err(Damaged("its reward components differ from those of its row"));
     }
+    Ok(())
 }
 
 /// Zeroes the mask of tokens that must not be trained. Returns what is left of the mask, and the version of the rollout.
@@ -135,9 +133,7 @@ pub fn broken_groups(members: &[BatchMember]) -> impl Iterator<Item = &BatchMemb
 /// Whitens the advantages of the groups whose rules say so, over all of their rollouts in the batch that count in the
 /// baseline.
 pub fn whiten(members: &mut [BatchMember]) {
-    let is_whitened = |member: &&mut BatchMember| {
-        member.row.reward.is_some() && member.read.as_ref().is_some_and(|read| read.rules.whiten())
-    };
+    let is_whitened = |member: &&mut BatchMember| member.row.reward.is_some() && member.rules.whiten();
     let mut voters: Vec<&mut BatchMember> = members.iter_mut().filter(is_whitened).collect();
     let advantages: Vec<f64> = voters.iter().map(|member| member.advantage).collect();
     for (member, whitened) in voters.iter_mut().zip(standardized(&advantages)) {

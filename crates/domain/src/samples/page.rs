@@ -13,6 +13,7 @@ use super::{
 };
 use crate::{
     formats::payload::{Damaged, Payload, SegmentColumns, SegmentHeader},
+    rules::Rules,
     samples::BatchMember,
     weights::BatchWeights,
 };
@@ -59,6 +60,8 @@ pub struct Lengths {
     pub teacher_logprobs: Option<usize>,
     /// Critic values.
     pub values: Option<usize>,
+    /// Advantages of tokens.
+    pub advantages: Option<usize>,
 }
 
 /// A rollout whose stored data is damaged.
@@ -136,6 +139,7 @@ impl Block {
             let start = Begin::at_end(&columns);
             let checked = CheckedRollout::unpack_onto(&mut columns, member.clone(), &payload);
             let checked = checked.map_err(|damage| Box::new((member, damage)))?;
+            put_advantages(&mut columns, start, &checked.member.rules);
             let first = rows.len();
             put_rows(&mut rows, checked, &columns.loss_mask[start.loss_mask..], weights);
             if let Some(wanted) = wanted {
@@ -149,10 +153,22 @@ impl Block {
     }
 }
 
+/// Leaves the advantages of a rollout's tokens, if they are delivered: 0 where the mask is 0. A segment without a response
+/// may lack them; all others have them, because the rules require them.
+fn put_advantages(columns: &mut SegmentColumns, start: Begin, rules: &Rules) {
+    if !rules.tokens_have_advantages() {
+        return columns.advantages.truncate(start.advantages);
+    }
+    let masks = &columns.loss_mask[start.loss_mask..];
+    for (advantage, _) in columns.advantages[start.advantages..].iter_mut().zip(masks).filter(|(_, bit)| **bit == 0) {
+        *advantage = 0.0;
+    }
+}
+
 /// Appends the rows of a rollout. A rollout without segments has one row without tokens.
 fn put_rows(rows: &mut Vec<Row>, checked: CheckedRollout<SegmentHeader>, mut loss_mask: &[u8], weights: BatchWeights) {
     let CheckedRollout { member, rollout, mask, policy_version } = checked;
-    let count = rollout.segments.len();
+    let (count, tokens_have_advantages) = (rollout.segments.len(), member.rules.tokens_have_advantages());
     // Only the first row carries them. Repeated in every row, they would be most of a batch of long conversations.
     let (mut messages, mut metadata) = (rollout.messages, rollout.metadata);
     let mut put = |index: usize, segment: Option<SegmentHeader>| {
@@ -166,6 +182,7 @@ fn put_rows(rows: &mut Vec<Row>, checked: CheckedRollout<SegmentHeader>, mut los
             logprobs: has(|segment| segment.logprobs),
             teacher_logprobs: has(|segment| segment.teacher_logprobs),
             values: has(|segment| segment.values),
+            advantages: has(|segment| segment.advantages).filter(|_| tokens_have_advantages),
         };
         let (kind, versions) = segment.map(|segment| (segment.kind, segment.versions)).unwrap_or_default();
         let sample = Sample {
@@ -183,11 +200,12 @@ fn put_rows(rows: &mut Vec<Row>, checked: CheckedRollout<SegmentHeader>, mut los
             logprobs: None,
             teacher_logprobs: None,
             values: None,
+            advantages: None,
             temperature: rollout.sampling.temperature,
             top_p: rollout.sampling.top_p,
             top_k: rollout.sampling.top_k,
             reward: member.row.reward,
-            advantage: member.advantage as f32,
+            advantage: (!tokens_have_advantages).then_some(member.advantage as f32),
             loss_weight: weights.of_sample(mask, ones(own)),
             policy_version: Some(policy_version.0),
             versions,
@@ -219,30 +237,33 @@ struct Begin {
     logprobs: usize,
     teacher_logprobs: usize,
     values: usize,
+    advantages: usize,
 }
 
 impl Begin {
     fn at_end(columns: &SegmentColumns) -> Self {
-        let SegmentColumns { tokens, loss_mask, logprobs, teacher_logprobs, values } = columns;
+        let SegmentColumns { tokens, loss_mask, logprobs, teacher_logprobs, values, advantages } = columns;
         Self {
             tokens: tokens.len(),
             loss_mask: loss_mask.len(),
             logprobs: logprobs.len(),
             teacher_logprobs: teacher_logprobs.len(),
             values: values.len(),
+            advantages: advantages.len(),
         }
     }
 }
 
 /// Removes the numbers of rows that are not wanted. The first row begins at `start`.
 fn keep(columns: &mut SegmentColumns, start: Begin, rows: impl Iterator<Item = (Lengths, bool)> + Clone) {
-    let SegmentColumns { tokens, loss_mask, logprobs, teacher_logprobs, values } = columns;
+    let SegmentColumns { tokens, loss_mask, logprobs, teacher_logprobs, values, advantages } = columns;
     keep_in(tokens, start.tokens, rows.clone().map(|(lengths, wanted)| (lengths.tokens, wanted)));
     keep_in(loss_mask, start.loss_mask, rows.clone().map(|(lengths, wanted)| (lengths.loss_mask, wanted)));
     keep_in(logprobs, start.logprobs, rows.clone().map(|(lengths, wanted)| (lengths.logprobs, wanted)));
     let of_teacher = rows.clone().map(|(lengths, wanted)| (lengths.teacher_logprobs, wanted));
     keep_in(teacher_logprobs, start.teacher_logprobs, of_teacher);
-    keep_in(values, start.values, rows.map(|(lengths, wanted)| (lengths.values, wanted)));
+    keep_in(values, start.values, rows.clone().map(|(lengths, wanted)| (lengths.values, wanted)));
+    keep_in(advantages, start.advantages, rows.map(|(lengths, wanted)| (lengths.advantages, wanted)));
 }
 
 fn keep_in<T: Copy>(column: &mut Vec<T>, start: usize, rows: impl Iterator<Item = (Option<usize>, bool)>) {
@@ -280,6 +301,7 @@ impl Iterator for Rows {
                 lengths.teacher_logprobs,
             ),
             values: next_of(&mut columns.values, &mut begin.values, lengths.values),
+            advantages: next_of(&mut columns.advantages, &mut begin.advantages, lengths.advantages),
             ..sample
         })
     }

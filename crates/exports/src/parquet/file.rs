@@ -33,7 +33,7 @@ use crate::{ExportError, threads};
 const ROW_GROUP_BYTES: usize = 32 << 20;
 
 /// The columns with a value per token. They have no dictionary, which would fill up with the first rows.
-pub(super) const PER_TOKEN: [&str; 4] = ["tokens", "logprobs", "teacher_logprobs", "values"];
+pub(super) const PER_TOKEN: [&str; 5] = ["tokens", "logprobs", "teacher_logprobs", "values", "advantages"];
 
 pub(crate) struct File<W: Write + Send> {
     schema: SchemaRef,

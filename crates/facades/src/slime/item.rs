@@ -182,6 +182,7 @@ fn segment(item: &Object<'_>) -> Result<Option<Segment>, Vec<Violation>> {
         logprobs: logprobs("rollout_log_probs")?,
         teacher_logprobs: logprobs("teacher_log_probs")?,
         values: None,
+        advantages: None,
         versions: None,
     }))
 }

@@ -8,9 +8,12 @@ use forebay_domain::{
     lease::{Batch, BatchFilter},
     pages::Page,
     rules::Rules,
-    samples::{BatchMember, ComponentsRead, SealedRow, StoredPayload},
+    samples::{BatchMember, SealedRow, StoredPayload},
 };
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashMap},
+    sync::Arc,
+};
 
 use super::{
     batch::{self, select_batch},
@@ -118,20 +121,18 @@ pub(super) async fn read_members(tx: &mut Tx<'_>, rows: Vec<Row>) -> Result<Vec<
     let mut members = Vec::with_capacity(rows.len());
     for mut row in rows {
         let rules = tx.rules(row.get("rules_pk")?).await?;
-        members.push((read_member(row)?, rules));
+        members.push(read_member(row, rules)?);
     }
-    let reading = members.iter().filter(|(_, rules)| rules.read_components());
-    let reading: Vec<_> = reading.map(|(member, rules)| (member.row.rollout_pk, &**rules)).collect();
+    let reading = members.iter().filter(|member| member.rules.read_components());
+    let reading: Vec<_> = reading.map(|member| (member.row.rollout_pk, &*member.rules)).collect();
     let mut found = group::components(tx, &reading).await?;
-    let with_components = |(member, rules): (BatchMember, Arc<Rules>)| {
-        let components = || found.remove(&member.row.rollout_pk).unwrap_or_default();
-        let components = rules.read_components().then(components);
-        BatchMember { read: components.map(|components| ComponentsRead { rules, components }), ..member }
-    };
-    Ok(members.into_iter().map(with_components).collect())
+    for member in &mut members {
+        member.components = found.remove(&member.row.rollout_pk).unwrap_or_default();
+    }
+    Ok(members)
 }
 
-fn read_member(mut row: Row) -> Result<BatchMember, StoreError> {
+fn read_member(mut row: Row, rules: Arc<Rules>) -> Result<BatchMember, StoreError> {
     let group_id = row.get("group_id")?;
     Ok(BatchMember {
         row: read_sealed(&mut row, group_id)?,
@@ -143,7 +144,8 @@ fn read_member(mut row: Row) -> Result<BatchMember, StoreError> {
         group_trained_tokens: row.get("group_trained_tokens")?,
         mask_below: row.get("mask_below")?,
         group_seal: row.get("group_seal")?,
-        read: None,
+        rules,
+        components: BTreeMap::new(),
     })
 }
 

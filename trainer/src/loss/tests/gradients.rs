@@ -104,7 +104,10 @@ impl Run {
         let samples = [(3, vec![1, 0, 1, 1, 0, 0]), (1, vec![1]), (5, vec![0, 1]), (2, vec![1, 1, 1, 1])];
         let samples = (0_i32..).zip(samples).map(|(place, (prompt, mask))| {
             let mut row = sample(&format!("r{place}"), prompt, &mask);
-            row.advantage = 1.5 - place as f32;
+            // One row has an advantage for each token.
+            row.advantage = (place != 0).then_some(1.5 - place as f32);
+            let of_token = |(t, &bit): (usize, &u8)| if bit == 1 { 1.5 - t as f32 } else { garbage as f32 };
+            row.advantages = (place == 0).then(|| mask.iter().enumerate().map(of_token).collect());
             row.loss_weight = 0.05 * f64::from(place + 1);
             row.temperature = if place == 2 { 0.6 } else { 1.0 };
             row.logprobs = Some(mask.iter().map(|_| -3.5 - 0.1 * place as f32).collect());

@@ -415,13 +415,14 @@ impl<'b> Columns<'b> {
             logprobs: self.logprobs("logprobs", row),
             teacher_logprobs: self.logprobs("teacher_logprobs", row),
             values: self.floats("values", row)?,
+            advantages: self.logprobs("advantages", row),
             versions: self.versions(row)?,
         }))
     }
 
     /// Checks that a row without tokens has no other values of a segment, because they would be lost.
     fn no_segment(&self, row: usize) -> Result<Option<Segment>, Invalid> {
-        const OF_SEGMENTS: [&str; 5] = ["kind", "logprobs", "teacher_logprobs", "values", "versions"];
+        const OF_SEGMENTS: [&str; 6] = ["kind", "logprobs", "teacher_logprobs", "values", "advantages", "versions"];
         let of_segment = OF_SEGMENTS.into_iter().find(|column| self.cell(column, row).is_some());
         let length = self.int("response_length", row).filter(|&length| length != 0).map(|_| "response_length");
         match of_segment.or(length) {

@@ -29,6 +29,7 @@ pub(super) const COLUMNS: &[(&str, &str)] = &[
     ("logprobs", "a list of float32 or float64"),
     ("teacher_logprobs", "a list of float32 or float64"),
     ("values", "a list of float32 or float64"),
+    ("advantages", "a list of float32 or float64"),
     ("versions", "list<struct<version: int64, start: int64, length: int64>>"),
     ("messages", "utf8 that holds JSON"),
     ("metadata", "utf8 that holds JSON"),
@@ -45,7 +46,7 @@ pub(super) fn takes(name: &str, found: &DataType) -> bool {
         "temperature" | "top_p" => matches!(found, Float32 | Float64),
         "tokens" => is_list_of(&[Int32, Int64, UInt32]),
         "loss_mask" => is_list_of(&[UInt8, Int8, Int32, Int64, Float32, Float64]),
-        "logprobs" | "teacher_logprobs" | "values" => is_list_of(&[Float32, Float64]),
+        "logprobs" | "teacher_logprobs" | "values" | "advantages" => is_list_of(&[Float32, Float64]),
         "versions" => matches!(found, DataType::List(field) | DataType::LargeList(field) if is_span(field.data_type())),
         _ => matches!(found, DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View),
     }

@@ -120,6 +120,7 @@ fn segment(text: &mut Text<'_>, max: usize) -> Option<Segment> {
                 seen.once(5, floats(text, max, expected, &mut sent.teacher_logprobs))?;
             }
             b"values" => seen.once(6, floats(text, max, expected, &mut sent.values))?,
+            b"advantages" => seen.once(8, floats(text, max, expected, &mut sent.advantages))?,
             b"versions" => sent.versions = seen.once(7, part(text))?,
             _ => return None,
         }
@@ -210,7 +211,7 @@ mod tests {
             "messages": [{"role": "user", "content": "h\u00e4"}], "metadata": {"k": [1e400, "]}"]},
             "segments": [
                 {"kind": "final", "loss_mask": [1, 0], "tokens": [1, 2, 128000], "log_probs": [-0.1, -1e-07],
-                 "teacher_logprobs": null, "values": [0.5,1], "versions": [[3, 0, 2]], "response_length": 2},
+                 "teacher_logprobs": null, "values": [0.5,1], "advantages": [0.25, -1], "versions": [[3, 0, 2]], "response_length": 2},
                 {"tokens":[],"loss_mask":[]}],
             "turns": [
                 {"id": "a", "prompt_token_ids": [1, 2], "output_ids": [3], "log_probs": [-0.5], "versions": [[3, 0, 1]],
@@ -240,6 +241,7 @@ mod tests {
             logprobs: Some(vec![-0.5]),
             teacher_logprobs: Some(vec![-0.5]),
             values: Some(vec![0.5]),
+            advantages: Some(vec![0.5]),
             versions: Some(vec![VersionSpan(3, 0, 1)]),
         };
         let turn = Turn {

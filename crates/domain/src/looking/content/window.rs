@@ -23,6 +23,7 @@ pub fn take(segment: &Segment, sent: &[u8], part: Part) -> TokenWindow {
         logprobs: floats(&segment.logprobs),
         teacher_logprobs: floats(&segment.teacher_logprobs),
         values: floats(&segment.values),
+        advantages: floats(&segment.advantages),
         versions: segment.versions.as_deref().map(|spans| of_response.spans(spans)),
     }
 }
