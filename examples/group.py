@@ -9,7 +9,8 @@ it does not. If the agent fails, the rollout has no reward, and another one take
     group.py my-repository --task "In {folder}, the test fails. Repair it." --test "python3 test_calc.py" \\
         --protect test_calc.py -- python3 openhands_agent.py "{task}"
 
-Nothing here knows the inference engine: its address is in the configuration of the service, in [[upstream]].
+Nothing here knows the inference engine: its address is in the configuration of the service, in [[upstream]]. If the
+service has keys, FOREBAY_KEY has one of the role `produce`.
 
 The agent and the test run as this user, on this machine. Run this program where they may do so, for example in a
 container.
