@@ -1179,7 +1179,7 @@ class OpenGroup:
     state: GroupState
     """State after this post."""
     reason: str | None = None
-    """Why it is not trained, such as the name of a filter; absent if it may be."""
+    """Why it was discarded or quarantined, such as the name of a filter; absent otherwise."""
     arrived: int
     """Number of kept and masked rollouts."""
     size: int
@@ -1465,7 +1465,7 @@ class ReceiptGroup:
     state: GroupState
     """State after this post."""
     reason: str | None = None
-    """Why it is not trained, such as the name of a filter; absent if it may be."""
+    """Why it was discarded or quarantined, such as the name of a filter; absent otherwise."""
     arrived: int
     """Number of kept and masked rollouts."""
     size: int

@@ -269,6 +269,8 @@ class RolloutWorker:
                         self._stopped.wait(0.02)
                         continue
                     held = [row for row in rows(batch) if row.is_trained]
+                    for row in held:
+                        self._check(row)
                     batch.ack(step := step + 1)
                     self._tell(batch)
                     for sample in map(self._sample, held):
@@ -277,11 +279,15 @@ class RolloutWorker:
             log.warning("the rollout worker of %s ends: %s", self.policy, error)
             self._failure = error
 
+    def _check(self, row: Row) -> None:
+        """Refuses what TRL cannot use, before the batch is acked."""
+        if row.logprobs is None:
+            raise errors.ConfigurationError(f"rollout {row.rollout_id} has no log-probabilities")
+        one_advantage(row.advantage, "TRL")
+
     def _sample(self, row: Row) -> Any:
         from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
 
-        if row.logprobs is None:
-            raise errors.ConfigurationError(f"rollout {row.rollout_id} has no log-probabilities")
         first = len(row.tokens) - row.response_length
         trained = row.loss_mask.bool()
         return RolloutSample(
@@ -290,7 +296,7 @@ class RolloutWorker:
             input_ids=row.tokens.long().numpy(),
             completion_mask=torch.cat([torch.zeros(first, dtype=torch.long), row.loss_mask.long()]).numpy(),
             old_log_probs=torch.cat([torch.zeros(first), torch.where(trained, row.logprobs, 0.0)]).numpy(),
-            advantage=one_advantage(row.advantage, "TRL"),
+            advantage=row.advantage,
             model_version=self._model_version,
             group_id=zlib.crc32(row.group_id.encode()),
             metrics={} if row.reward is None else {"reward": row.reward},

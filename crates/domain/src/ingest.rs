@@ -85,7 +85,7 @@ pub struct Ingested {
     pub fill: GroupFill,
     /// The state of the group, if this post decided it.
     pub decided: Option<GroupState>,
-    /// Why the group is not trained, if it is not.
+    /// Why the group was discarded or quarantined, if it was.
     pub discarded: Option<String>,
     /// Group filters that could not be evaluated in this decision.
     pub failed_group_filters: Vec<String>,

@@ -254,7 +254,7 @@ pub struct Receipt {
 pub struct ReceiptGroup {
     /// State after this post.
     pub state: GroupState,
-    /// Why it is not trained, such as the name of a filter; absent if it may be.
+    /// Why it was discarded or quarantined, such as the name of a filter; absent otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
     /// Number of kept and masked rollouts.

@@ -30,10 +30,14 @@ const COMPRESSED: u32 = 1 << 31;
 /// form knows which one a payload has.
 pub const CODEC: u32 = 1;
 
+/// The same form with a column of advantages. Payloads without this column keep the form that older programs read: these
+/// would take the advantages for the log-probabilities of the next segment.
+const WITH_ADVANTAGES: u32 = 2;
+
 /// A payload as the store keeps it.
 #[derive(Clone, Debug)]
 pub struct Payload {
-    /// The form of `body`, normally [`CODEC`].
+    /// The form of `body`: [`CODEC`], or 2 if it has a column of advantages.
     pub codec: u32,
     /// BLAKE3 hash of `body`.
     pub digest: [u8; 32],
@@ -157,7 +161,9 @@ impl Payload {
         body.put_slice(&header);
         body.put_slice(&narrow);
         floats().for_each(|column| body.put_slice(&little_endian(column)));
-        Self { unpacked_bytes, ..Self::claimed(body) }
+        let with_advantages = described.segments.iter().any(|segment| segment.advantages);
+        let codec = if with_advantages { WITH_ADVANTAGES } else { CODEC };
+        Self { codec, unpacked_bytes, ..Self::claimed(body) }
     }
 
     /// A body with its digest, without checks. Tests use it to make data that was damaged before its digest was
@@ -178,7 +184,7 @@ impl Payload {
         if blake3::hash(&self.body) != blake3::Hash::from_bytes(self.digest) {
             return Err(Damaged("its digest differs"));
         }
-        if self.codec != CODEC {
+        if ![CODEC, WITH_ADVANTAGES].contains(&self.codec) {
             return Err(UNKNOWN_FORM);
         }
         let mut rest = &self.body[..];
@@ -220,7 +226,12 @@ impl Payload {
     ) -> Result<Unpacked<S>, Damaged> {
         let Parts { header, narrow_length, mut rest } = self.parts()?;
         let narrow = take_part(&mut rest, narrow_length)?;
-        unpack(&header, &mut PackedColumns { narrow: &narrow, floats: rest }, segment)
+        let mut columns = PackedColumns { narrow: &narrow, floats: rest };
+        let unpacked = unpack(&header, &mut columns, segment)?;
+        if !columns.narrow.is_empty() || !columns.floats.is_empty() {
+            return Err(Damaged("it has more columns than its header says"));
+        }
+        Ok(unpacked)
     }
 }
 
@@ -498,8 +509,20 @@ mod tests {
     }
 
     #[test]
+    fn a_column_that_older_programs_do_not_know_is_in_a_form_that_they_refuse() {
+        let mut trajectory = trajectory(17);
+        assert_eq!(Payload::pack(&trajectory).codec, CODEC);
+        trajectory.segments[1].advantages = Some(vec![0.5, -1.0, 2.0]);
+        let payload = Payload::pack(&trajectory);
+        assert_eq!(payload.codec, WITH_ADVANTAGES);
+        assert_eq!(payload.unpack().expect("it is not damaged").segments, trajectory.segments);
+        let longer = Payload::claimed([&payload.body[..], &[0; 4]].concat());
+        assert_eq!(longer.unpack().err(), Some(Damaged("it has more columns than its header says")));
+    }
+
+    #[test]
     fn a_form_that_is_not_known_is_damage() {
-        let payload = Payload { codec: CODEC + 1, ..Payload::pack(&trajectory(17)) };
+        let payload = Payload { codec: WITH_ADVANTAGES + 1, ..Payload::pack(&trajectory(17)) };
         assert_eq!(payload.unpack().err(), Some(Damaged("its form is unknown")));
     }
 }

@@ -357,7 +357,7 @@ fn finalize(
             rollout_pk: rollout.rollout_pk,
             verdict: *verdict,
             reward: rollout.reward,
-            components: known.reward_components.clone(),
+            components: side.rules.components_of(known.reward_components),
             segments: rollout.segments,
             trained_segments: rollout.segments,
             tokens: rollout.tokens,

@@ -195,16 +195,7 @@ pub(super) fn is_by_component(node: &IdedExpr) -> bool {
     matches!(&node.expr, Expr::Ident(name) if variables::type_of(name) == Some(variables::Type::Statistics))
 }
 
-/// Whether a node is what `components` has for one component.
-fn is_component(node: &IdedExpr) -> bool {
-    match &node.expr {
-        Expr::Select(select) => is_by_component(&select.operand),
-        Expr::Call(call) => call.func_name == operators::INDEX && is_by_component(&call.args[0]),
-        _ => false,
-    }
-}
-
-/// The names for which an expression may look into `components`. A name is a literal, so these are all of them.
+/// The names for which an expression may look into `components`. Those are literals, as [`parse`] has checked.
 pub(super) fn components_named(expression: &IdedExpr) -> BTreeSet<String> {
     let (mut names, mut rest, mut is_asked) = (BTreeSet::new(), vec![expression], false);
     while let Some(node) = rest.pop() {
@@ -251,19 +242,17 @@ impl<'e> Checker<'e> {
         match &node.expr {
             Expr::Comprehension(each) => return self.visit_loop(node, each),
             // A group may have thousands of names. Those that rules write are all that is read of its rollouts.
-            Expr::Select(select) if is_by_component(&select.operand) => return self.check_variable(&select.operand),
-            Expr::Call(call) if call.func_name == operators::INDEX && is_by_component(&call.args[0]) => {
-                self.check_variable(&call.args[0]);
+            Expr::Select(select) if self.is_components(&select.operand) => return,
+            Expr::Call(call) if call.func_name == operators::INDEX && self.is_components(&call.args[0]) => {
                 return self.check_key(&call.args[1]);
             }
-            Expr::Select(select)
-                if is_component(&select.operand) && !variables::STATISTICS.contains(&select.field.as_str()) =>
-            {
-                let known = variables::STATISTICS.join(", ");
-                let message = format!("unknown name `{}`; a component has {known}", select.field);
-                self.refuse(node, &message);
+            Expr::Select(select) if self.is_component(&select.operand) => self.check_statistic(node, &select.field),
+            Expr::Call(call) if call.func_name == operators::INDEX && self.is_component(&call.args[0]) => {
+                if let Expr::Literal(LiteralValue::String(name)) = &call.args[1].expr {
+                    self.check_statistic(node, name.inner());
+                }
             }
-            Expr::Ident(_) if self.scope == FilterScope::Group && is_by_component(node) => {
+            Expr::Ident(_) if self.is_components(node) => {
                 self.refuse(node, "`components` can only be asked for one component: `components.NAME.std`");
             }
             Expr::Ident(name) => self.check_name(node, name),
@@ -304,7 +293,7 @@ impl<'e> Checker<'e> {
             Expr::Ident(name) if variables::type_of(name) == Some(variables::Type::Metadata) => {
                 self.refuse(node, "`metadata` cannot be used in the body of a loop");
             }
-            Expr::Ident(name) if is_of_numbers(node) => {
+            Expr::Ident(name) if is_of_numbers(node) && !self.is_of_loop(name) => {
                 let message = format!("`{name}` can only be indexed in the body of a loop");
                 self.refuse(node, &message);
             }
@@ -312,20 +301,46 @@ impl<'e> Checker<'e> {
         }
     }
 
-    fn check_variable(&mut self, node: &IdedExpr) {
-        if let Expr::Ident(name) = &node.expr {
-            self.check_name(node, name);
+    fn is_of_loop(&self, name: &str) -> bool {
+        self.within.is_some_and(|each| each.iter_var == name)
+    }
+
+    /// Whether a node is the variable `components`, and not one of a loop with this name.
+    fn is_components(&self, node: &IdedExpr) -> bool {
+        let is_of_loop = matches!(&node.expr, Expr::Ident(name) if self.is_of_loop(name));
+        self.scope == FilterScope::Group && is_by_component(node) && !is_of_loop
+    }
+
+    /// Whether a node is what `components` has for one component.
+    fn is_component(&self, node: &IdedExpr) -> bool {
+        match &node.expr {
+            Expr::Select(select) => self.is_components(&select.operand),
+            Expr::Call(call) => call.func_name == operators::INDEX && self.is_components(&call.args[0]),
+            _ => false,
+        }
+    }
+
+    fn check_statistic(&mut self, node: &IdedExpr, name: &str) {
+        if !variables::STATISTICS.contains(&name) {
+            let known = variables::STATISTICS.join(", ");
+            self.refuse(node, &format!("unknown name `{name}`; a component has {known}"));
         }
     }
 
     /// Refuses a name of a component that is computed.
     fn check_key(&mut self, key: &IdedExpr) {
-        let is_of_loop = |name: &str| self.within.is_some_and(|each| each.iter_var == name);
+        let is_text = |node: &IdedExpr| matches!(&node.expr, Expr::Literal(LiteralValue::String(_)));
+        let is_of_literals =
+            |range: &IdedExpr| matches!(&range.expr, Expr::List(list) if list.elements.iter().all(is_text));
+        let is_of_loop =
+            |name: &str| self.within.is_some_and(|each| each.iter_var == name && is_of_literals(&each.iter_range));
         match &key.expr {
             Expr::Literal(LiteralValue::String(_)) => {}
             Expr::Ident(name) if is_of_loop(name) => {}
-            _ => self
-                .refuse(key, "the name of a component must be a string literal, or the variable of a loop over them"),
+            _ => self.refuse(
+                key,
+                "the name of a component must be a string literal, or the variable of a loop over a list of them",
+            ),
         }
     }
 

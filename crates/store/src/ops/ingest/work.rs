@@ -50,7 +50,7 @@ pub(super) struct Stored {
     pub(super) group_pk: GroupPk,
     pub(super) decision: RolloutDecision,
     pub(super) fill: GroupFill,
-    /// Why its group is not trained, if it is not.
+    /// Why its group was discarded or quarantined, if it was.
     pub(super) discarded: Option<String>,
 }
 

@@ -260,12 +260,18 @@ fn components_are_asked_for_by_literal_names() {
         "components.all(name, components[name].std < 1e-6)",
         "components[environment].std < 1e-6",
         "components['a' + 'b'].std < 1e-6",
+        "[environment].exists(name, components[name].std < 1e-6)",
+        "['a' + 'b'].exists(name, components[name].std < 1e-6)",
     ] {
-        let message =
-            if when.contains('[') && !when.contains("all") { "string literal" } else { "only be asked for one" };
-        assert_refused(FilterScope::Group, when, message);
+        let message = if when.contains("components[") { "string literal" } else { "only be asked for one" };
+        let found = violations(&[group_rule("filter", when)]);
+        assert!(found.iter().any(|fault| fault.message.contains(message)), "{when}: {found:?}");
     }
+    // A loop may have a variable of this name.
+    compile(&[group_rule("loop", "rewards.exists(components, components > 0.5)")]);
+    compile(&[rollout_rule("loop", "metadata.exists(components, components == 'a')")]);
     assert_refused(FilterScope::Group, "components.acc.sdt < 1e-6", "a component has mean, std, min, max, count");
+    assert_refused(FilterScope::Group, "components.acc['sdt'] < 1e-6", "a component has mean, std, min, max, count");
     assert_refused(FilterScope::Group, "components.acc < 1e-6", "does not take");
     assert_refused(FilterScope::Group, "components.acc.mean + 1 > 0.5", "2.0 rather than 2");
     assert_refused(FilterScope::Rollout, "components.acc.mean > 0.5", "unknown name `components`");
