@@ -149,7 +149,7 @@ static GROUP: [Variable<GroupGetter>; 12] = [
         "components",
         Type::Statistics,
         "{\"component\": {\"mean\": 0.5, \"std\": 0.408, \"min\": 0.0, \"max\": 1.0, \"count\": 3}}",
-        "mean, std, min, max and count of each reward component, over the rollouts that count in the baseline and have it",
+        "mean, std, min, max and count of each reward component, over the voting rollouts that have it",
         |group| Some(CowVal::Borrowed(group.components())),
     ),
     group("tokens", Type::Int, "16384", "tokens of all rollouts", |group| Some(int(group.facts.tokens))),
