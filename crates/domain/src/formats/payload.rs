@@ -30,7 +30,7 @@ const COMPRESSED: u32 = 1 << 31;
 /// form knows which one a payload has.
 pub const CODEC: u32 = 1;
 
-/// The same form with a column of advantages. Payloads without this column keep the form that older programs read. These
+/// That form with a column of advantages. Payloads without this column keep the form that older programs read. These
 /// programs would take the advantages for the log-probabilities of the next segment.
 const WITH_ADVANTAGES: u32 = 2;
 
