@@ -116,8 +116,15 @@ async fn component_metrics(tx: &mut Tx<'_>, groups: &[Ready]) -> Result<Vec<(Str
             LIMIT $2",
         postgres: "-- select_components
             SELECT part.key AS name, CAST(AVG(CAST(part.value AS NUMERIC)) AS DOUBLE PRECISION) AS mean
-            FROM rollout AS r, json_each_text(CAST(r.components AS JSON)) AS part
-            WHERE r.group_pk = ANY ($1::bigint[]) AND r.verdict = 'kept' AND r.components IS NOT NULL
+            -- One lookup in the index for each key: without statistics, the planner may read the whole table for all.
+            FROM unnest($1::bigint[]) AS k (group_pk)
+            CROSS JOIN LATERAL (
+                SELECT components
+                FROM rollout
+                WHERE group_pk = k.group_pk AND verdict = 'kept' AND components IS NOT NULL
+                OFFSET 0
+            ) AS r
+            CROSS JOIN LATERAL json_each_text(CAST(r.components AS JSON)) AS part
             GROUP BY part.key
             ORDER BY COUNT(*) DESC, part.key COLLATE \"C\"
             LIMIT $2",
