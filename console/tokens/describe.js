@@ -82,7 +82,7 @@ export function describe(window, index, text, facts) {
         second.push(isNumber(of("values")) ? `value ${format.signed(of("values"), 3)}` : "no value");
     }
     if (kind === "trained" && isNumber(of("advantages"))) {
-        second.push(`posted advantage ${format.signed(of("advantages"), 3)}`);
+        second.push(`own advantage ${format.signed(of("advantages"), 3)}`);
     }
     const version = versionsOf(window)[index];
     if (version !== null) {

@@ -356,6 +356,8 @@ fn assembled(calls: &[Recorded], retries: wire::Retries, backwards: bool) -> (As
             agent: [None, Some("a"), Some("b"), None][usize::from(call.flags / 2 % 4)],
             delivered: call.flags & 8 == 0,
             retry_count: u32::from(call.flags >> 4 & 1),
+            reward: (call.flags & 32 > 0).then_some(number as f64),
+            state_key: None,
         })
         .collect();
     if backwards {
@@ -389,6 +391,16 @@ pub fn calls(bytes: &[u8]) {
                 end += length;
             }
             assert_eq!(end as usize, chain.response);
+            let rewards = || calls.iter().enumerate().map(|(call, of)| (of.flags & 32 > 0).then_some(call as f64));
+            assert_eq!(segment.turns.is_some(), rewards().any(|reward| reward.is_some()));
+            for (turn, &call) in segment.turns.iter().flatten().zip(&chain.calls) {
+                assert_eq!(turn.reward, rewards().nth(call).expect("the chain has calls of the set"));
+                let of_turn = &segment.loss_mask[turn.start as usize..(turn.start + turn.length) as usize];
+                assert!(turn.length > 0 && of_turn.iter().all(|bit| *bit == 1), "a turn is what a call sampled");
+            }
+            let of_turns: i64 = segment.turns.iter().flatten().map(|turn| turn.length).sum();
+            let ones: i64 = segment.loss_mask.iter().map(|bit| i64::from(*bit)).sum();
+            assert!(segment.turns.is_none() || of_turns == ones, "every trained token is of a turn");
             for place in (0..chain.response).filter(|&place| segment.loss_mask[place] == 1) {
                 let number = -logprobs[place] as usize;
                 let (call, index) = (&calls[number / 16], number % 16);

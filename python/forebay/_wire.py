@@ -49,6 +49,8 @@ __all__ = [
     "FinishRequest",
     "Gdpo",
     "GdpoKind",
+    "Gigpo",
+    "GigpoKind",
     "GroupInfo",
     "GroupOutcomes",
     "GroupPage",
@@ -75,6 +77,7 @@ __all__ = [
     "LossWeighting",
     "MessagePage",
     "NackRequest",
+    "Norm",
     "NumberSpread",
     "OnDrop",
     "OpenGroup",
@@ -150,6 +153,9 @@ __all__ = [
     "TryRequest",
     "TryResult",
     "Turn",
+    "TurnReturn",
+    "TurnReturnKind",
+    "TurnSpan",
     "Unjudged",
     "Verdict",
     "VersionRange",
@@ -182,6 +188,9 @@ FilterScope = Literal["rollout", "group"]
 GdpoKind = Literal["gdpo"]
 """The kind of an advantage by reward component."""
 
+GigpoKind = Literal["gigpo"]
+"""The kind of an advantage by the states of turns."""
+
 GroupState = Literal["open", "ready", "batched", "stale", "discarded", "quarantined"]
 """State of a group."""
 
@@ -193,6 +202,9 @@ ListOrder = Literal["oldest", "newest"]
 
 LossWeighting = Literal["rollout_mean", "turn_mean", "sample_mean", "token_mean", "prompt_mean", "constant"]
 """How the tokens of a batch are weighted in the loss."""
+
+Norm = Literal["std", "none"]
+"""How values x are compared with each other."""
 
 OnDrop = Literal["refill", "shrink"]
 """Whether a dropped rollout uses up one of the group's places."""
@@ -244,6 +256,9 @@ Status = Literal["completed", "truncated", "aborted", "failed"]
 
 TriedState = Literal["ready", "discarded", "open", "unjudged"]
 """What becomes of a group that filters are tried on."""
+
+TurnReturnKind = Literal["turn_return"]
+"""The kind of an advantage by the returns of turns."""
 
 Verdict = Literal["kept", "masked", "dropped", "late"]
 """The decision of ingest about a rollout."""
@@ -750,6 +765,9 @@ class FinishRequest:
     """Rewards by policy."""
     reward_components: Mapping[str, float] | None = None
     """Named parts of the reward, for filters and export. Each name may occur once."""
+    turn_rewards: Mapping[str, float] | None = None
+    """Rewards of calls, for policies whose rule `advantage` compares turns. A call is named by the id of its answer, as
+    the agent received it, or by its number in the session."""
     status: Status | None = None
     """How the execution ended; `completed` when absent, or `truncated` if a call was refused because a bound of the
     session was reached."""
@@ -771,6 +789,23 @@ class Gdpo:
     negative of that."""
     whiten: Whiten = "batch"
     """Over which rollouts the sums are whitened."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Gigpo:
+    """An advantage for each turn: `A_E + omega * A_S` (`GiGPO`, arXiv 2505.10978). `A_E` is the reward of the rollout
+    compared with those of its group. `A_S` is the return of the turn, as in `turn_return` with `outcome`, compared with
+    those of the turns of the group that began in the same state: 0 without a `state_key`, or for a state in which one
+    turn began."""
+
+    kind: GigpoKind = field(default="gigpo", init=False)
+    """The kind."""
+    gamma: float = 1.0
+    """What a reward counts one turn earlier, 0 to 1."""
+    omega: float = 1.0
+    """The weight of `A_S`, 0 to 1,000,000."""
+    norm: Norm = "std"
+    """How values x are compared."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -1330,7 +1365,7 @@ class PolicyRules:
     """What one batch holds."""
     lease: LeaseRules = field(default_factory=LeaseRules)
     """How long a lease lasts and how many deliveries a batch has."""
-    advantage: AdvantageName | Gdpo = "grpo"
+    advantage: AdvantageName | Gdpo | TurnReturn | Gigpo = "grpo"
     """Advantage estimator, applied once when the group is finalized."""
     loss_weighting: LossWeighting = "rollout_mean"
     """How the tokens of a batch are weighted in the loss; fixed when the batch is cut."""
@@ -1614,6 +1649,20 @@ class Sampling:
 
 
 @dataclass(slots=True, kw_only=True)
+class TurnSpan:
+    """One turn of a segment: response tokens `start..start + length`, of which at least one has mask 1."""
+
+    start: int
+    """First response token of the turn."""
+    length: int
+    """Number of response tokens."""
+    reward: float | None = None
+    """Reward of the turn. It must be finite; the sign of a zero is not kept."""
+    state_key: str | None = None
+    """Name of the state in which the turn began. Turns of a group with the same one are compared with each other."""
+
+
+@dataclass(slots=True, kw_only=True)
 class Segment:
     """One training sequence of a rollout. All per-token arrays cover only the response."""
 
@@ -1638,6 +1687,9 @@ class Segment:
     ignored and may be null."""
     versions: Sequence[Sequence[int]] | None = None
     """`[version, start, length]` spans that cover the response without gaps or overlaps."""
+    turns: Sequence[TurnSpan] | None = None
+    """The turns of the response, in order, for policies whose rule `advantage` compares turns. A segment without any
+    has one for each run of tokens with mask 1."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -1766,6 +1818,9 @@ class SessionFinish:
     """Rewards by policy."""
     reward_components: Mapping[str, float] | None = None
     """Named parts of the reward, for filters and export. Each name may occur once."""
+    turn_rewards: Mapping[str, float] | None = None
+    """Rewards of calls, for policies whose rule `advantage` compares turns. A call is named by the id of its answer, as
+    the agent received it, or by its number in the session."""
     status: Status | None = None
     """How the execution ended; `completed` when absent, or `truncated` if a call was refused because a bound of the
     session was reached."""
@@ -1917,6 +1972,9 @@ class SessionTurn:
 
     seq: int
     """Its number in the session, from 1."""
+    id: str | None = None
+    """Id of its answer. The agent received it behind the prefix of its API, such as `chatcmpl-`. Null for a call that
+    an older version recorded."""
     policy: str
     """Policy whose rollout it belongs to."""
     model: str
@@ -2157,6 +2215,12 @@ class Turn:
     retry_count: int | None = None
     """How often the client has made this call before, by its own account, as in `x-stainless-retry-count`; 0 when
     absent."""
+    reward: float | None = None
+    """Reward of this call, for policies whose rule `advantage` compares turns. It must be finite; the sign of a zero is
+    not kept."""
+    state_key: str | None = None
+    """Name of the state in which the agent made the call. Calls of a group with the same one are compared with each
+    other."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -2403,6 +2467,20 @@ class TryResult:
     """What to keep in mind about the result."""
     at: str
     """The service's time."""
+
+
+@dataclass(slots=True, kw_only=True)
+class TurnReturn:
+    """An advantage for each turn t: (G - mean) / (unbiased standard deviation + 1e-6) over all turns of the group,
+    where G, the return of the turn, is the sum over u >= t of gamma^(u-t) times the reward of turn u. A turn without a
+    reward has 0."""
+
+    kind: TurnReturnKind = field(default="turn_return", init=False)
+    """The kind."""
+    gamma: float = 1.0
+    """What a reward counts one turn earlier, 0 to 1."""
+    outcome: bool = True
+    """Whether the reward of the rollout is added to that of its last turn."""
 
 
 @dataclass(slots=True, kw_only=True)

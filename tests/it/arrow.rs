@@ -66,6 +66,23 @@ fn spans(rows: &[Value]) -> ArrayRef {
     Arc::new(ListArray::new(item, lengths, Arc::new(structs), Some(present)))
 }
 
+fn turns(rows: &[Value]) -> ArrayRef {
+    let of = |row: &Value| row["turns"].as_array().cloned().unwrap_or_default();
+    let all: Vec<Value> = rows.iter().flat_map(of).collect();
+    let numbers =
+        |name: &str| -> ArrayRef { Arc::new(all.iter().map(|turn| turn[name].as_i64()).collect::<Int64Array>()) };
+    let rewards: ArrayRef = Arc::new(all.iter().map(|turn| turn["reward"].as_f64()).collect::<Float64Array>());
+    let states = texts(all.iter().map(|turn| turn["state_key"].as_str().map(str::to_owned)));
+    let field = |name: &str, of: &ArrayRef| Arc::new(Field::new(name, of.data_type().clone(), true));
+    let (starts, lengths) = (numbers("start"), numbers("length"));
+    let columns = [("start", starts), ("length", lengths), ("reward", rewards), ("state_key", states)];
+    let structs = StructArray::from(columns.map(|(name, column)| (field(name, &column), column)).to_vec());
+    let item = Arc::new(Field::new_list_field(structs.data_type().clone(), true));
+    let lengths = OffsetBuffer::from_lengths(rows.iter().map(|row| of(row).len()));
+    let present = rows.iter().map(|row| !row["turns"].is_null()).collect();
+    Arc::new(ListArray::new(item, lengths, Arc::new(structs), Some(present)))
+}
+
 /// The columns of trajectories in JSON: one row per segment.
 pub(crate) fn columns(bundle: &[Value]) -> Columns {
     let mut rows = Vec::new();
@@ -102,6 +119,7 @@ pub(crate) fn columns(bundle: &[Value]) -> Columns {
                 })))
             }
             "versions" => spans(&rows),
+            "turns" => turns(&rows),
             _ => texts(rows.iter().map(text)),
         };
         (name, array)
@@ -124,6 +142,7 @@ pub(crate) fn columns(bundle: &[Value]) -> Columns {
         "values",
         "advantages",
         "versions",
+        "turns",
         "messages",
         "metadata",
     ]
@@ -131,7 +150,7 @@ pub(crate) fn columns(bundle: &[Value]) -> Columns {
     .into()
 }
 
-async fn post(app: &TestApp, body: Vec<u8>) -> Answer {
+pub(crate) async fn post(app: &TestApp, body: Vec<u8>) -> Answer {
     app.post_raw("/trajectories", &[("content-type", ARROW_STREAM)], body).await
 }
 

@@ -17,6 +17,7 @@ mod components;
 mod console;
 mod content;
 mod crash;
+mod credit;
 mod damage;
 mod dashboards;
 mod demo;

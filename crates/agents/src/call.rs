@@ -339,6 +339,7 @@ impl Call {
                 Some(StopMatch::Text(text)) => Some(text.clone()),
                 _ => None,
             },
+            id: Some(self.id.clone()),
             version_assumed: completion.version_assumed,
             stopped_on_token: completion.stopped_on_token(),
             special_tokens: prompt.map_or(0, |prompt| prompt.special_tokens),

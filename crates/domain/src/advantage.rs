@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use forebay_wire::{Advantage, AdvantageName, Gdpo};
 
+use crate::credit::{self, Credited, Turn};
+
 /// Added to the standard deviation, as in slime, so that equal values give 0 instead of a division by 0.
 const STD_EPSILON: f64 = 1e-6;
 
@@ -13,6 +15,17 @@ pub struct Voters<'a> {
     pub rewards: Vec<f64>,
     /// Those reward components of each rollout that the rules read.
     pub components: Vec<&'a BTreeMap<String, f64>>,
+    /// The turns of each rollout, if the rules compare turns.
+    pub turns: Vec<&'a [Turn]>,
+}
+
+/// The advantages of the rollouts of a group, in the order of [`Voters`].
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Advantages {
+    /// Of each rollout.
+    pub of_rollouts: Vec<f64>,
+    /// Of the turns of each rollout; empty if the rules do not compare turns.
+    pub of_turns: Vec<Vec<f64>>,
 }
 
 /// Advantages of the rollouts of one group that count in the baseline, in their order.
@@ -24,15 +37,31 @@ pub struct Voters<'a> {
 /// - `reward`: R. `none`, and `posted`, with which each token has its own: 0.
 /// - `gdpo`: the weighted sum of `grpo` for each component, over the rollouts that have it (GDPO, arXiv 2601.05242); a
 ///   rollout has 0 for a component that it lacks. Whitening needs the batch: see [`standardized`].
+/// - `turn_return`, `gigpo`: those of [`credit`]. A rollout as a whole has 0 with the first, and `A_E` with the second.
 ///
 /// Each fits a 32-bit float. If sums of extreme rewards overflow, an advantage that is not a number becomes 0.
 #[must_use]
-pub fn advantages(estimator: &Advantage, voters: &Voters<'_>) -> Vec<f64> {
-    let estimates = match estimator {
-        Advantage::Named(name) => by_reward(*name, &voters.rewards),
-        Advantage::Gdpo(gdpo) => by_component(gdpo, &voters.components),
+pub fn advantages(estimator: &Advantage, voters: &Voters<'_>) -> Advantages {
+    let of_rollouts = |estimates: Vec<f64>| Advantages {
+        of_rollouts: estimates.into_iter().map(fit).collect(),
+        of_turns: Vec::new(),
     };
-    estimates.into_iter().map(fit).collect()
+    match estimator {
+        Advantage::Named(name) => of_rollouts(by_reward(*name, &voters.rewards)),
+        Advantage::Gdpo(gdpo) => of_rollouts(by_component(gdpo, &voters.components)),
+        Advantage::TurnReturn(rule) => {
+            let of_turns = credit::turn_return(rule, &credited(voters));
+            Advantages { of_rollouts: vec![0.0; voters.rewards.len()], of_turns }
+        }
+        Advantage::Gigpo(rule) => {
+            let (of_rollouts, of_turns) = credit::gigpo(rule, &credited(voters));
+            Advantages { of_rollouts, of_turns }
+        }
+    }
+}
+
+fn credited<'a>(voters: &Voters<'a>) -> Vec<Credited<'a>> {
+    voters.rewards.iter().zip(&voters.turns).map(|(&reward, &turns)| Credited { reward, turns }).collect()
 }
 
 /// (x - mean) / (s + 1e-6) of each value x, where s is the unbiased standard deviation; 0 for a single value. Each fits
@@ -48,15 +77,20 @@ pub fn standardized(values: &[f64]) -> Vec<f64> {
     values.iter().map(|value| fit((value - mean) / (std + STD_EPSILON))).collect()
 }
 
+/// x - mean of each value x. Each fits a 32-bit float.
+pub(crate) fn centred(values: &[f64]) -> Vec<f64> {
+    let mean = mean(values);
+    values.iter().map(|value| fit(value - mean)).collect()
+}
+
 fn by_reward(estimator: AdvantageName, rewards: &[f64]) -> Vec<f64> {
-    let mean = mean(rewards);
     let sum: f64 = rewards.iter().sum();
     match estimator {
         // With `posted`, each token has its own.
         AdvantageName::None | AdvantageName::Posted => vec![0.0; rewards.len()],
         AdvantageName::Reward => rewards.to_vec(),
         AdvantageName::Grpo => standardized(rewards),
-        AdvantageName::GrpoMean => rewards.iter().map(|reward| reward - mean).collect(),
+        AdvantageName::GrpoMean => centred(rewards),
         AdvantageName::Rloo if rewards.len() < 2 => vec![0.0; rewards.len()],
         AdvantageName::Rloo => {
             let others = rewards.len() as f64 - 1.0;
@@ -81,7 +115,7 @@ fn mean(values: &[f64]) -> f64 {
     values.iter().sum::<f64>() / values.len() as f64
 }
 
-fn fit(advantage: f64) -> f64 {
+pub(crate) fn fit(advantage: f64) -> f64 {
     // Adding 0 turns -0 into 0, as `Facts::reward` does.
     if advantage.is_nan() { 0.0 } else { advantage.clamp(f32::MIN.into(), f32::MAX.into()) + 0.0 }
 }
@@ -101,8 +135,8 @@ mod tests {
     }
 
     fn by_reward(estimator: AdvantageName, rewards: &[f64]) -> Vec<f64> {
-        let voters = Voters { rewards: rewards.to_vec(), components: Vec::new() };
-        advantages(&Advantage::Named(estimator), &voters)
+        let voters = Voters { rewards: rewards.to_vec(), ..Voters::default() };
+        advantages(&Advantage::Named(estimator), &voters).of_rollouts
     }
 
     #[track_caller]
@@ -117,9 +151,11 @@ mod tests {
             [("acc".to_owned(), acc)].into_iter().chain(fmt).collect::<BTreeMap<_, _>>()
         };
         let components: Vec<_> = rollouts.iter().map(of).collect();
-        let voters = Voters { rewards: vec![0.0; rollouts.len()], components: components.iter().collect() };
+        let rewards = vec![0.0; rollouts.len()];
+        let voters = Voters { rewards, components: components.iter().collect(), turns: Vec::new() };
         let weights = BTreeMap::from([("acc".to_owned(), 1.0), ("fmt".to_owned(), 0.5)]);
-        advantages(&Advantage::Gdpo(Gdpo { kind: GdpoKind::Gdpo, components: weights, whiten: Whiten::Batch }), &voters)
+        let gdpo = Gdpo { kind: GdpoKind::Gdpo, components: weights, whiten: Whiten::Batch };
+        advantages(&Advantage::Gdpo(gdpo), &voters).of_rollouts
     }
 
     #[test]

@@ -13,7 +13,9 @@ use forebay_wire::Advantage;
 use crate::{
     advantage::{Voters, advantages},
     clock::Timestamp,
+    credit::Turn,
     evaluation::FAILED_FILTERS_MAX,
+    formats::seal::{self, SEAL_BYTES},
     ids::RolloutPk,
     reasons,
     rules::{
@@ -66,10 +68,11 @@ impl GroupSnapshot {
     /// The rollouts that count in the baseline.
     #[must_use]
     pub fn voters(&self) -> Voters<'_> {
-        let voters = || self.rollouts.iter().filter_map(|member| Some((member.reward?, &member.components)));
+        let voters = || self.rollouts.iter().filter(|member| member.reward.is_some());
         Voters {
-            rewards: voters().map(|(reward, _)| reward).collect(),
-            components: voters().map(|(_, components)| components).collect(),
+            rewards: voters().filter_map(|member| member.reward).collect(),
+            components: voters().map(|member| &member.components).collect(),
+            turns: voters().map(|member| &member.turns[..]).collect(),
         }
     }
 }
@@ -85,6 +88,8 @@ pub struct Member {
     pub reward: Option<f64>,
     /// Those of its reward components that the rules of its group read.
     pub components: BTreeMap<String, f64>,
+    /// Its turns, if the rules of its group compare turns.
+    pub turns: Vec<Turn>,
     pub segments: u32,
     /// Segments with a trained token.
     pub trained_segments: u32,
@@ -119,8 +124,27 @@ pub enum GroupDecision {
 /// The results that finalize computes for a ready group.
 #[derive(Clone, Debug, PartialEq)]
 pub struct ReadyGroup {
-    /// Advantage of every member.
-    pub advantages: Vec<(RolloutPk, f64)>,
+    /// The advantages of every member.
+    pub advantages: Vec<MemberAdvantage>,
+}
+
+impl ReadyGroup {
+    /// The seal of its advantages.
+    #[must_use]
+    pub fn seal(&self) -> [u8; SEAL_BYTES] {
+        let members = self.advantages.iter();
+        seal::of_group(members.map(|member| (member.rollout_pk, member.of_rollout, member.of_turns.as_deref())))
+    }
+}
+
+/// The advantages of a rollout.
+#[derive(Clone, Debug, PartialEq)]
+pub struct MemberAdvantage {
+    pub rollout_pk: RolloutPk,
+    /// Of the whole rollout.
+    pub of_rollout: f64,
+    /// Of its turns; none if the rules do not compare turns, or if it does not count in the baseline.
+    pub of_turns: Option<Vec<f64>>,
 }
 
 /// Totals over the kept and masked rollouts of a group, with the mask as delivered.
@@ -176,10 +200,12 @@ pub fn decide_by(
     if let Some(found) = matched {
         return discard(found.name, failed_filters);
     }
-    let mut found = advantages(advantage, &voters).into_iter();
-    let of_member = |member: &Member| {
-        let advantage = member.reward.and_then(|_| found.next()).unwrap_or(0.0);
-        (member.rollout_pk, advantage)
+    let found = advantages(advantage, &voters);
+    let (mut of_rollouts, mut of_turns) = (found.of_rollouts.into_iter(), found.of_turns.into_iter());
+    let of_member = |member: &Member| MemberAdvantage {
+        rollout_pk: member.rollout_pk,
+        of_rollout: member.reward.and_then(|_| of_rollouts.next()).unwrap_or(0.0),
+        of_turns: member.reward.and_then(|_| of_turns.next()),
     };
     let ready = ReadyGroup { advantages: group.rollouts.iter().map(of_member).collect() };
     GroupOutcome { decision: GroupDecision::Ready(ready), totals, failed_filters }

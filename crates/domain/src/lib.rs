@@ -8,7 +8,7 @@
 //! - [`admission`], whether there is room; [`trajectory`], what a valid rollout is; [`assemble`], which makes segments of
 //!   the calls of an agent, and [`session`], which records those calls.
 //! - [`ingest`] decides a rollout by the filters that [`evaluation`] has evaluated; [`finalize`] decides its group, and
-//!   [`advantage`] computes what its rollouts are worth.
+//!   [`advantage`] and [`credit`] compute what its rollouts and their turns are worth.
 //! - [`batch`] cuts batches of ready groups and [`lease`] is who holds one; [`staleness`], [`weights`], [`shard`] and
 //!   [`samples`] say what a trainer gets. [`reads`] is for consumers whose next read acks, [`lineage`] for versions and
 //!   epochs.
@@ -47,6 +47,7 @@ pub mod groups;
 pub mod finalize;
 
 pub mod advantage;
+pub mod credit;
 
 pub mod batch;
 

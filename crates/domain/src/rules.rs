@@ -6,7 +6,8 @@ pub mod filter;
 use std::collections::{BTreeMap, BTreeSet};
 
 use forebay_wire::{
-    Advantage, AdvantageName, FilterRule, Gdpo, LossWeighting, PolicyRules, Requirement, Violation, Whiten,
+    Advantage, AdvantageName, FilterRule, Gdpo, Gigpo, LossWeighting, PolicyRules, Requirement, TurnReturn, Violation,
+    Whiten,
 };
 
 use self::filter::{FilterViolation, Filters};
@@ -39,6 +40,9 @@ const ENVIRONMENT_WEIGHT_MAX: f64 = 1e6;
 /// another, and rewards that a double holds do not overflow.
 const COMPONENT_WEIGHT_MIN: f64 = 1e-6;
 const COMPONENT_WEIGHT_MAX: f64 = 1e6;
+
+/// The greatest weight of what turns of the same state say, beside 1 for what whole rollouts say.
+const OMEGA_MAX: f64 = 1e6;
 
 /// Seconds of a day: the longest lease, also after a heartbeat.
 pub const LEASE_TTL_S_MAX: u64 = 86_400;
@@ -94,14 +98,21 @@ impl Rules {
 
     /// The columns that every rollout must have.
     pub fn required(&self) -> impl Iterator<Item = Requirement> {
-        let posted = self.tokens_have_advantages() && !self.wire.require.contains(&Requirement::Advantages);
+        let posted = self.wire.advantage == Advantage::Named(AdvantageName::Posted)
+            && !self.wire.require.contains(&Requirement::Advantages);
         self.wire.require.iter().copied().chain(posted.then_some(Requirement::Advantages))
     }
 
     /// Whether each token has an advantage of its own, which is delivered in place of that of the rollout.
     #[must_use]
     pub fn tokens_have_advantages(&self) -> bool {
-        self.wire.advantage == Advantage::Named(AdvantageName::Posted)
+        self.compare_turns() || self.wire.advantage == Advantage::Named(AdvantageName::Posted)
+    }
+
+    /// Whether the advantages are those of turns.
+    #[must_use]
+    pub fn compare_turns(&self) -> bool {
+        matches!(self.wire.advantage, Advantage::TurnReturn(_) | Advantage::Gigpo(_))
     }
 
     /// Whether the decision of a group reads reward components.
@@ -258,8 +269,22 @@ fn check_backlog(rules: &PolicyRules, violations: &mut Vec<Violation>) {
 }
 
 fn check_advantage(rules: &PolicyRules, violations: &mut Vec<Violation>) {
-    let Advantage::Gdpo(Gdpo { components, .. }) = &rules.advantage else { return };
     let mut push = |pointer: String, detail: String| violations.push(Violation { pointer, detail });
+    let components = match &rules.advantage {
+        Advantage::Named(_) => return,
+        Advantage::Gdpo(Gdpo { components, .. }) => components,
+        Advantage::TurnReturn(TurnReturn { gamma, .. }) | Advantage::Gigpo(Gigpo { gamma, .. }) => {
+            if !(0.0..=1.0).contains(gamma) {
+                push("/advantage/gamma".into(), format!("must be 0 to 1, is {gamma}"));
+            }
+            if let Advantage::Gigpo(Gigpo { omega, .. }) = &rules.advantage
+                && !(0.0..=OMEGA_MAX).contains(omega)
+            {
+                push("/advantage/omega".into(), format!("must be 0 to {OMEGA_MAX}, is {omega}"));
+            }
+            return;
+        }
+    };
     if !(1..=REWARD_COMPONENTS_MAX).contains(&components.len()) {
         let detail = format!("must be 1 to {REWARD_COMPONENTS_MAX} components, are {}", components.len());
         push("/advantage/components".into(), detail);
@@ -325,6 +350,20 @@ mod tests {
         for weight in [0.0, 2e6, -5e-7, f64::NAN, f64::INFINITY] {
             assert_eq!(violations(&[("a/b".to_owned(), weight)]), ["/advantage/components/a~1b"], "{weight}");
         }
+    }
+
+    #[test]
+    fn advantages_of_turns_have_factors_that_converge() {
+        let violations = |advantage: &str| {
+            let advantage = serde_json::from_str(advantage).expect("it is an advantage");
+            let found = Rules::parse(PolicyRules { advantage, ..PolicyRules::default() }).err().unwrap_or_default();
+            found.into_iter().map(|violation| violation.pointer).collect::<Vec<_>>()
+        };
+        assert!(violations(r#"{"kind":"turn_return","gamma":0}"#).is_empty());
+        assert!(violations(r#"{"kind":"gigpo","gamma":1,"omega":0}"#).is_empty());
+        assert_eq!(violations(r#"{"kind":"turn_return","gamma":1.01}"#), ["/advantage/gamma"]);
+        let both = violations(r#"{"kind":"gigpo","gamma":-0.1,"omega":2e6}"#);
+        assert_eq!(both, ["/advantage/gamma", "/advantage/omega"]);
     }
 
     #[test]

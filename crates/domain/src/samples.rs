@@ -62,6 +62,10 @@ pub struct BatchMember {
     pub rules: Arc<Rules>,
     /// Those of its reward components that these rules read, as its row has them.
     pub components: BTreeMap<String, f64>,
+    /// Its turns as its row has them, if these rules compare turns: a hash, because there may be many.
+    pub turns: Option<blake3::Hash>,
+    /// The advantages of its turns; none before they are known, and if it does not count in the baseline.
+    pub turn_advantages: Option<Vec<f64>>,
 }
 
 impl BatchMember {

@@ -3,6 +3,7 @@
 //! One constructor checks everything that needs neither rules nor state, and returns every violation. The next stage is
 //! [`ingest`](crate::ingest).
 
+mod segments;
 pub mod turns;
 
 use std::collections::BTreeMap;
@@ -11,6 +12,7 @@ use forebay_wire::{self as wire, Requirement, Retries, Sampling, Segment, Status
 use serde_json::value::RawValue;
 
 use crate::{
+    credit::{self, Turn},
     formats::{
         canonical::{CheckedJson, ContentDigest, Hasher, JsonKind, check_json},
         codes,
@@ -19,7 +21,7 @@ use crate::{
     ids::{AdmissionId, ExecutionId, GroupId, InvalidId, PolicyName, RolloutId, Version},
     staleness::{TrainedSpan, TrainedVersions},
     surrogates::LoneSurrogates,
-    warnings::{LOGPROB_MAX, LOGPROB_NONE, Warning, delivered_dropped, version_warning, warnings},
+    warnings::{Warning, delivered_dropped, version_warning, warnings},
 };
 
 /// The most violations reported for one request: enough to fix a producer, and a bounded answer.
@@ -109,6 +111,8 @@ pub struct Facts {
     pub warnings: Vec<Warning>,
     /// Whether it was made of turns or calls, and none of them sampled a token.
     pub sampled_nothing: bool,
+    /// Its turns in order; one more than a rollout may have where there are too many.
+    pub turns: Vec<Turn>,
     /// Trained tokens by segment and version. The version is none for tokens that no span describes.
     spans: Vec<UnresolvedSpan>,
 }
@@ -236,8 +240,8 @@ impl Trajectory {
         let admission_id = found.id("/admission_id", sent.admission_id.as_deref(), str::parse);
         found.text("/environment", sent.environment.as_deref());
         check_scalars(&sent, &mut found);
-        clear_ignored(&mut sent.segments);
-        check_segments(&sent.segments, limits, &mut found);
+        segments::clear_ignored(&mut sent.segments);
+        segments::check(&sent.segments, limits, &mut found);
         turns::check(&sent, limits, &mut found);
         let messages = found.json("/messages", sent.messages.as_deref(), usize::MAX, JsonKind::Array);
         let metadata = found.json("/metadata", sent.metadata.as_deref(), limits.metadata_bytes_max, JsonKind::Object);
@@ -388,135 +392,6 @@ pub(crate) fn escape(token: &str) -> String {
     token.replace('~', "~0").replace('/', "~1")
 }
 
-fn check_segments(segments: &[Segment], limits: &TrajectoryLimits, found: &mut Violations) {
-    if segments.len() > limits.segments_max {
-        found.push("/segments", format!("must have at most {} segments", limits.segments_max));
-        return;
-    }
-    let tokens: usize = segments.iter().map(|segment| segment.tokens.len()).sum();
-    if tokens > limits.tokens_max {
-        found.push("/segments", format!("must have at most {} tokens, has {tokens}", limits.tokens_max));
-        return;
-    }
-    for (index, segment) in segments.iter().enumerate() {
-        check_segment(&format!("/segments/{index}"), segment, found);
-    }
-}
-
-/// Replaces log-probabilities that are ignored, because their mask is 0, and that are no finite numbers. What is
-/// delivered to trainers is then finite.
-fn clear_ignored(segments: &mut [Segment]) {
-    for segment in segments {
-        for column in
-            [&mut segment.logprobs, &mut segment.teacher_logprobs, &mut segment.advantages].into_iter().flatten()
-        {
-            if column.len() != segment.loss_mask.len() || column.iter().fold(true, |all, value| all & value.is_finite())
-            {
-                continue;
-            }
-            for (value, _) in column.iter_mut().zip(&segment.loss_mask).filter(|(_, bit)| **bit == 0) {
-                *value = if value.is_finite() { *value } else { 0.0 };
-            }
-        }
-    }
-}
-
-fn check_segment(at: &str, segment: &Segment, found: &mut Violations) {
-    let Segment { kind, tokens, loss_mask, response_length, logprobs, teacher_logprobs, values, advantages, versions } =
-        segment;
-    let response = loss_mask.len();
-    found.text(&format!("{at}/kind"), kind.as_deref());
-    if tokens.len() <= response {
-        let detail = format!(
-            "must hold at least one prompt token before the {response} response tokens of `loss_mask`, has {}",
-            tokens.len()
-        );
-        found.push(format!("{at}/tokens"), detail);
-    }
-    each(&format!("{at}/tokens"), tokens, |&id| id >= 0, "must be 0 or above", found);
-    each(&format!("{at}/loss_mask"), loss_mask, |&bit| bit <= 1, "must be 0 or 1", found);
-    if let Some(length) = *response_length
-        && length as usize != response
-    {
-        found.push(format!("{at}/response_length"), format!("is {length}, but `loss_mask` covers {response} tokens"));
-    }
-    let columns = [
-        ("logprobs", logprobs),
-        ("teacher_logprobs", teacher_logprobs),
-        ("values", values),
-        ("advantages", advantages),
-    ];
-    for (name, column) in columns {
-        let Some(column) = column else { continue };
-        let pointer = format!("{at}/{name}");
-        if column.len() != response {
-            found.push(&pointer, format!("has {} entries for {response} response tokens", column.len()));
-        }
-        let detail =
-            if name == "values" { "must be finite as a 32-bit float" } else { "must be finite where the mask is 1" };
-        each(&pointer, column, |value| value.is_finite(), detail, found);
-        if name.ends_with("logprobs") && column.len() == response {
-            check_logprobs(&pointer, column, loss_mask, found);
-        }
-    }
-    if let Some(spans) = versions {
-        check_spans(&format!("{at}/versions"), spans, response, found);
-    }
-}
-
-/// Refuses log-probabilities of trained tokens that are further above 0 than rounding explains, or that stand for none.
-/// Values that are not finite are refused elsewhere.
-fn check_logprobs(at: &str, column: &[f32], mask: &[u8], found: &mut Violations) {
-    let is_impossible = |(&logprob, &bit): (&f32, &u8)| {
-        bit == 1 && (logprob > LOGPROB_MAX || logprob <= LOGPROB_NONE) && logprob.is_finite()
-    };
-    if !column.iter().zip(mask).fold(false, |any, entry| any | is_impossible(entry)) {
-        return;
-    }
-    let impossible = column.iter().zip(mask).enumerate().filter(|(_, entry)| is_impossible(*entry));
-    for (index, (logprob, _)) in impossible.take(VIOLATIONS_MAX) {
-        let detail = if *logprob > LOGPROB_MAX {
-            format!("is {logprob}: no log-probability is above 0")
-        } else {
-            format!(
-                "is {logprob}, which vLLM writes if it has no log-probability of a token: start it with \
-                 --logprobs-mode processed_logprobs, or set the mask of this token to 0"
-            )
-        };
-        found.push(format!("{at}/{index}"), detail);
-    }
-}
-
-fn each<T>(at: &str, items: &[T], valid: impl Fn(&T) -> bool, detail: &str, found: &mut Violations) {
-    // Nearly all columns are valid, and checking only that is several times faster than searching for the first fault.
-    if items.iter().fold(true, |all, item| all & valid(item)) {
-        return;
-    }
-    for (index, _) in items.iter().enumerate().filter(|(_, item)| !valid(item)).take(VIOLATIONS_MAX) {
-        found.push(format!("{at}/{index}"), detail);
-    }
-}
-
-fn check_spans(at: &str, spans: &[wire::VersionSpan], response: usize, found: &mut Violations) {
-    let mut next = 0_i64;
-    let before = found.0.len();
-    for (index, wire::VersionSpan(version, start, length)) in spans.iter().copied().enumerate() {
-        if version < 0 {
-            found.push(format!("{at}/{index}/0"), "must be 0 or above");
-        }
-        if start != next {
-            found.push(format!("{at}/{index}/1"), format!("must be {next}: spans tile the response"));
-        }
-        if length < 1 {
-            found.push(format!("{at}/{index}/2"), "must be 1 or above");
-        }
-        next = start.saturating_add(length);
-    }
-    if next != response as i64 && found.0.len() == before {
-        found.push(at, format!("must end at {response}, the end of the response, not at {next}"));
-    }
-}
-
 fn facts(sent: &wire::Trajectory, sampled_nothing: bool) -> Facts {
     let trained = |segment: &Segment| segment.loss_mask.iter().map(|&bit| u64::from(bit)).sum::<u64>();
     let every = |has: fn(&Segment) -> bool| !sent.segments.is_empty() && sent.segments.iter().all(has);
@@ -547,6 +422,7 @@ fn facts(sent: &wire::Trajectory, sampled_nothing: bool) -> Facts {
         warnings: warnings(&sent.sampling, &sent.segments),
         versions,
         sampled_nothing,
+        turns: credit::of_segments(&sent.segments),
         spans: trained_spans(&sent.segments),
     }
 }
@@ -671,11 +547,24 @@ fn digest(
             floats(&mut hasher, advantages);
         }
     }
+    for (index, segment) in segments.iter().enumerate() {
+        if let Some(turns) = &segment.turns {
+            hasher.text("turns");
+            hasher.int(index as i64);
+            hasher.int(turns.len() as i64);
+            for wire::TurnSpan { start, length, reward, state_key } in turns {
+                hasher.int(*start);
+                hasher.int(*length);
+                hasher.option(*reward, Hasher::float);
+                hasher.option(state_key.as_deref(), Hasher::text);
+            }
+        }
+    }
     hasher.finish()
 }
 
 fn digest_segment(hasher: &mut Hasher, segment: &Segment) {
-    // The length of the response is that of the mask, and advantages are hashed behind everything else.
+    // The length of the response is that of the mask, and advantages and turns are hashed behind everything else.
     let Segment {
         kind,
         tokens,
@@ -686,6 +575,7 @@ fn digest_segment(hasher: &mut Hasher, segment: &Segment) {
         values,
         advantages: _,
         versions,
+        turns: _,
     } = segment;
     hasher.option(kind.as_deref(), Hasher::text);
     hasher.bytes(&little_endian(tokens));

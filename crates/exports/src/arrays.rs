@@ -2,10 +2,12 @@
 
 use std::sync::Arc;
 
-use arrow_array::{ArrayRef, ArrowPrimitiveType, Int64Array, ListArray, PrimitiveArray, StructArray};
+use arrow_array::{
+    ArrayRef, ArrowPrimitiveType, Float64Array, Int64Array, ListArray, PrimitiveArray, StringArray, StructArray,
+};
 use arrow_buffer::{OffsetBuffer, ScalarBuffer};
 use arrow_schema::{DataType, Field, Fields};
-use forebay_wire::VersionSpan;
+use forebay_wire::{TurnSpan, VersionSpan};
 
 /// The field of the items of a list.
 #[must_use]
@@ -21,6 +23,21 @@ pub fn spans_type() -> DataType {
 
 fn span_fields() -> Fields {
     ["version", "start", "length"].map(|name| Field::new(name, DataType::Int64, false)).into_iter().collect()
+}
+
+/// The type of a column of turns.
+#[must_use]
+pub fn turns_type() -> DataType {
+    DataType::List(item(DataType::Struct(turn_fields())))
+}
+
+fn turn_fields() -> Fields {
+    Fields::from(vec![
+        Field::new("start", DataType::Int64, false),
+        Field::new("length", DataType::Int64, false),
+        Field::new("reward", DataType::Float64, true),
+        Field::new("state_key", DataType::Utf8, true),
+    ])
 }
 
 /// A column of lists of numbers.
@@ -54,8 +71,29 @@ pub fn spans<'a>(rows: impl Iterator<Item = Option<&'a [VersionSpan]>> + Clone) 
     let column =
         |part: fn(&VersionSpan) -> i64| -> ArrayRef { Arc::new(Int64Array::from_iter_values(all.iter().map(part))) };
     let columns = vec![column(|span| span.0), column(|span| span.1), column(|span| span.2)];
-    let structs = StructArray::new(span_fields(), columns, None);
-    let lengths = OffsetBuffer::from_lengths(rows.clone().map(|spans| spans.map_or(0, <[_]>::len)));
-    let present = rows.map(|spans| spans.is_some()).collect();
-    Arc::new(ListArray::new(item(DataType::Struct(span_fields())), lengths, Arc::new(structs), Some(present)))
+    structs(span_fields(), columns, rows)
+}
+
+/// A column of turns.
+pub fn turns<'a>(rows: impl Iterator<Item = Option<&'a [TurnSpan]>> + Clone) -> ArrayRef {
+    let all = || rows.clone().flatten().flatten();
+    let columns: Vec<ArrayRef> = vec![
+        Arc::new(Int64Array::from_iter_values(all().map(|turn| turn.start))),
+        Arc::new(Int64Array::from_iter_values(all().map(|turn| turn.length))),
+        Arc::new(all().map(|turn| turn.reward).collect::<Float64Array>()),
+        Arc::new(all().map(|turn| turn.state_key.as_deref()).collect::<StringArray>()),
+    ];
+    structs(turn_fields(), columns, rows)
+}
+
+/// A column of lists of structs. `columns` are the fields of the structs of all lists.
+fn structs<'a, T: 'a>(
+    fields: Fields,
+    columns: Vec<ArrayRef>,
+    lists: impl Iterator<Item = Option<&'a [T]>> + Clone,
+) -> ArrayRef {
+    let lengths = OffsetBuffer::from_lengths(lists.clone().map(|list| list.map_or(0, <[_]>::len)));
+    let present = lists.map(|list| list.is_some()).collect();
+    let of = item(DataType::Struct(fields.clone()));
+    Arc::new(ListArray::new(of, lengths, Arc::new(StructArray::new(fields, columns, None)), Some(present)))
 }

@@ -11,12 +11,12 @@ use arrow_array::{
     types::{Float32Type, Float64Type, Int32Type, Int64Type, UInt8Type},
 };
 use arrow_schema::{ArrowError, DataType, Field, Schema, SchemaRef};
-use forebay_wire::{ExportCounts, ExportResult, ExportedRollout, Sampling, Segment, Trajectory, VersionSpan};
+use forebay_wire::{ExportCounts, ExportResult, ExportedRollout, Sampling, Segment, Trajectory, TurnSpan, VersionSpan};
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 
 use crate::{
-    arrays::{self, item, spans_type},
+    arrays::{self, item, spans_type, turns_type},
     row::{self, Row},
 };
 
@@ -56,6 +56,7 @@ pub fn schema() -> SchemaRef {
             field("values", list(DataType::Float32), true),
             field("advantages", list(DataType::Float32), true),
             field("versions", spans_type(), true),
+            field("turns", turns_type(), true),
             field("temperature", DataType::Float32, false),
             field("top_p", DataType::Float32, false),
             field("top_k", DataType::Int32, false),
@@ -121,7 +122,9 @@ fn row_bytes(row: &Row<'_>) -> usize {
     let texts = [row.reason, row.environment, row.execution_id, row.kind].into_iter().flatten().map(str::len);
     let names = row.policy.len() + row.group_id.len() + row.rollout_id.len() + texts.sum::<usize>();
     let numbers = 4 * (row.tokens.map_or(0, <[_]>::len) + floats) + row.loss_mask.map_or(0, <[_]>::len);
-    numbers + json + names + row.versions.map_or(0, size_of_val)
+    let keys = row.turns.into_iter().flatten().filter_map(|turn| turn.state_key.as_ref()).map(String::len);
+    let spans = row.versions.map_or(0, size_of_val) + row.turns.map_or(0, size_of_val) + keys.sum::<usize>();
+    numbers + json + names + spans
 }
 
 /// The columns of rows, in the order of the schema.
@@ -171,6 +174,7 @@ fn columns(rows: &[Row<'_>]) -> Vec<ArrayRef> {
         arrays::lists::<Float32Type>(rows.iter().map(|row| row.values)),
         arrays::lists::<Float32Type>(rows.iter().map(|row| row.advantages)),
         arrays::spans(rows.iter().map(|row| row.versions)),
+        arrays::turns(rows.iter().map(|row| row.turns)),
         floats(|row| row.temperature),
         floats(|row| row.top_p),
         ints(|row| row.top_k),
@@ -269,6 +273,20 @@ impl Rows<'_> {
         Some((0..spans.len()).map(span).collect())
     }
 
+    fn turns(&self, row: usize) -> Option<Vec<TurnSpan>> {
+        let turns = self.cell("turns", row)?.as_list::<i32>().value(row);
+        let [start, length, reward, state_key] = [0, 1, 2, 3].map(|field| Arc::clone(turns.as_struct().column(field)));
+        let (start, length) = (start.as_primitive::<Int64Type>(), length.as_primitive::<Int64Type>());
+        let (reward, state_key) = (reward.as_primitive::<Float64Type>(), state_key.as_string::<i32>());
+        let turn = |index| TurnSpan {
+            start: start.value(index),
+            length: length.value(index),
+            reward: reward.is_valid(index).then(|| reward.value(index)),
+            state_key: state_key.is_valid(index).then(|| state_key.value(index).to_owned()),
+        };
+        Some((0..turns.len()).map(turn).collect())
+    }
+
     /// The segment of a row; none if its rollout has no segments.
     fn segment(&self, row: usize) -> Option<Segment> {
         Some(Segment {
@@ -281,6 +299,7 @@ impl Rows<'_> {
             values: self.list::<Float32Type>("values", row),
             advantages: self.list::<Float32Type>("advantages", row),
             versions: self.versions(row),
+            turns: self.turns(row),
         })
     }
 

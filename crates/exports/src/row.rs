@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, str::FromStr};
 
-use forebay_wire::{ExportedRollout, RolloutState, Segment, Status, Verdict, VersionSpan};
+use forebay_wire::{ExportedRollout, RolloutState, Segment, Status, TurnSpan, Verdict, VersionSpan};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
@@ -61,6 +61,7 @@ pub(crate) struct Row<'a> {
     pub(crate) values: Option<&'a [f32]>,
     pub(crate) advantages: Option<&'a [f32]>,
     pub(crate) versions: Option<&'a [VersionSpan]>,
+    pub(crate) turns: Option<&'a [TurnSpan]>,
     pub(crate) temperature: f32,
     pub(crate) top_p: f32,
     pub(crate) top_k: i32,
@@ -113,6 +114,7 @@ fn row<'a>(rollout: &'a ExportedRollout, segment: Option<&'a Segment>, index: us
         values: segment.and_then(|segment| segment.values.as_deref()),
         advantages: segment.and_then(|segment| segment.advantages.as_deref()),
         versions: segment.and_then(|segment| segment.versions.as_deref()),
+        turns: segment.and_then(|segment| segment.turns.as_deref()),
         temperature: trajectory.sampling.temperature,
         top_p: trajectory.sampling.top_p,
         top_k: trajectory.sampling.top_k,

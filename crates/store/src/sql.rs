@@ -216,17 +216,21 @@ impl<'c> Tx<'c> {
         self.connection.insert(statement, args, rows).await
     }
 
-    /// Sets a float in each of several existing rows, by their keys.
+    /// Sets a value of one kind in each of several existing rows, by their keys.
     ///
-    /// The statement for Postgres takes an array of keys and an array of floats, and the one for SQLite takes a key and
-    /// a float. Floats are never passed as text, because SQLite does not always read the nearest float from JSON.
-    pub(super) async fn set_reals(&mut self, statement: Statement, values: &[(i64, f64)]) -> Result<(), StoreError> {
-        if self.takes_arrays() {
-            let (keys, reals) = values.iter().copied().unzip();
-            return self.guarded(statement, vec![Arg::Keys(keys), Arg::Reals(reals)], values.len()).await;
+    /// The statement for Postgres takes an array of keys and an array of values, and the one for SQLite takes a key and
+    /// a value. Floats are never passed as text, because SQLite does not always read the nearest float from JSON.
+    pub(super) async fn set_each(&mut self, statement: Statement, values: Vec<(i64, Arg)>) -> Result<(), StoreError> {
+        if values.is_empty() {
+            return Ok(());
         }
-        for &(key, real) in values {
-            self.guarded(statement, args![key, real], 1).await?;
+        if self.takes_arrays() {
+            let rows = values.len();
+            let (keys, values) = values.into_iter().unzip();
+            return self.guarded(statement, vec![Arg::Keys(keys), Arg::Column(values)], rows).await;
+        }
+        for (key, value) in values {
+            self.guarded(statement, vec![key.into(), value], 1).await?;
         }
         Ok(())
     }

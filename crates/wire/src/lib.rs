@@ -31,7 +31,9 @@ mod turn;
 mod why;
 
 pub use admission::{Admission, AdmissionRequest};
-pub use advantage::{Advantage, AdvantageName, Gdpo, GdpoKind, Whiten};
+pub use advantage::{
+    Advantage, AdvantageName, Gdpo, GdpoKind, Gigpo, GigpoKind, Norm, TurnReturn, TurnReturnKind, Whiten,
+};
 pub use batch::{
     AckRequest, BatchDescriptor, BatchPage, BatchRequest, BatchState, ExtendRequest, NackRequest, Sample, ShardBalance,
     ShardCount, VersionRange,
@@ -69,7 +71,9 @@ pub use session::{
     SessionTurns,
 };
 pub use text::{has_lone_surrogates, replace_lone_surrogates, replace_lone_surrogates_in};
-pub use trajectory::{BulkLine, Receipt, ReceiptGroup, Sampling, Segment, Status, Trajectory, Verdict, VersionSpan};
+pub use trajectory::{
+    BulkLine, Receipt, ReceiptGroup, Sampling, Segment, Status, Trajectory, TurnSpan, Verdict, VersionSpan,
+};
 pub use turn::{Assembly, DroppedCalls, Turn};
 pub use why::{
     IdKind, IdMatch, IdWhy, LifeStep, Overview, OverviewPolicy, OverviewReward, OverviewStaleness, PolicyCondition,

@@ -132,6 +132,11 @@ pub struct FinishRequest {
     #[serde(default, deserialize_with = "super::object::components", skip_serializing_if = "BTreeMap::is_empty")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<BTreeMap<String, f64>>))]
     pub reward_components: BTreeMap<String, f64>,
+    /// Rewards of calls, for policies whose rule `advantage` compares turns. A call is named by the id of its answer, as the
+    /// agent received it, or by its number in the session.
+    #[serde(default, deserialize_with = "super::object::components", skip_serializing_if = "BTreeMap::is_empty")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<BTreeMap<String, f64>>))]
+    pub turn_rewards: BTreeMap<String, f64>,
     /// How the execution ended; `completed` when absent, or `truncated` if a call was refused because a bound of the
     /// session was reached.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -169,6 +174,11 @@ pub struct SessionFinish {
     #[serde(default, deserialize_with = "super::object::components", skip_serializing_if = "BTreeMap::is_empty")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<BTreeMap<String, f64>>))]
     pub reward_components: BTreeMap<String, f64>,
+    /// Rewards of calls, for policies whose rule `advantage` compares turns. A call is named by the id of its answer, as the
+    /// agent received it, or by its number in the session.
+    #[serde(default, deserialize_with = "super::object::components", skip_serializing_if = "BTreeMap::is_empty")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<BTreeMap<String, f64>>))]
+    pub turn_rewards: BTreeMap<String, f64>,
     /// How the execution ended; `completed` when absent, or `truncated` if a call was refused because a bound of the
     /// session was reached.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -187,8 +197,9 @@ impl SessionFinish {
     /// The request for one session.
     #[must_use]
     pub fn of(session_id: impl Into<String>, request: FinishRequest) -> Self {
-        let FinishRequest { reward, rewards, reward_components, status, metadata, wait_ms } = request;
-        Self { session_id: session_id.into(), reward, rewards, reward_components, status, metadata, wait_ms }
+        let FinishRequest { reward, rewards, reward_components, turn_rewards, status, metadata, wait_ms } = request;
+        let session_id = session_id.into();
+        Self { session_id, reward, rewards, reward_components, turn_rewards, status, metadata, wait_ms }
     }
 }
 
@@ -374,6 +385,10 @@ pub struct SessionTurns {
 pub struct SessionTurn {
     /// Its number in the session, from 1.
     pub seq: u32,
+    /// Id of its answer. The agent received it behind the prefix of its API, such as `chatcmpl-`. Null for a call that an
+    /// older version recorded.
+    #[serde(default)]
+    pub id: Option<String>,
     /// Policy whose rollout it belongs to.
     pub policy: String,
     /// Name of the model that the agent asked for.

@@ -62,6 +62,19 @@ pub struct Turn {
     #[serde(default, deserialize_with = "super::object::or_default", skip_serializing_if = "is_first")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<u32>, default = 0))]
     pub retry_count: u32,
+    /// Reward of this call, for policies whose rule `advantage` compares turns. It must be finite; the sign of a zero is not
+    /// kept.
+    #[serde(
+        default,
+        deserialize_with = "super::numbers::reward",
+        skip_serializing_if = "Option::is_none",
+        serialize_with = "super::finite::serialize"
+    )]
+    pub reward: Option<f64>,
+    /// Name of the state in which the agent made the call. Calls of a group with the same one are compared with each other.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 256))]
+    pub state_key: Option<String>,
 }
 
 impl Default for Turn {
@@ -78,6 +91,8 @@ impl Default for Turn {
             agent: None,
             delivered: delivered(),
             retry_count: 0,
+            reward: None,
+            state_key: None,
         }
     }
 }

@@ -52,7 +52,8 @@ fn full(rollout_id: &str) -> Value {
         "segments": [
             {"kind": "turn", "tokens": [1, 2, 151_000], "loss_mask": [1, 0], "logprobs": [-0.1, 0.0],
              "teacher_logprobs": [-0.2, 0.0], "values": [0.1, 0.2], "advantages": [0.3, 0.0],
-             "versions": [[3, 0, 1], [4, 1, 1]]},
+             "versions": [[3, 0, 1], [4, 1, 1]],
+             "turns": [{"start": 0, "length": 1, "reward": 0.1, "state_key": "s"}]},
             {"tokens": [1, 2, 3], "loss_mask": [0, 1], "logprobs": [0.0, -1e-7], "versions": [[4, 0, 2]]},
         ],
         "messages": [{"role": "user", "content": "line\nbreak \u{1f600}"}],

@@ -95,6 +95,11 @@ async fn train(url: &str) {
         let components = json!({"reward_components": {"acc": index}});
         by_component.accept(with(member("g", index, 1.0), components)).await;
     }
+    let by_turn = json!({"group": {"size": 2}, "advantage": {"kind": "turn_return"}});
+    let by_turn = Caller::of(url, "by-turn", by_turn).await;
+    for index in 0..2 {
+        by_turn.accept(member("g", index, 1.0)).await;
+    }
     let trainer = Caller::of(url, "default", json!({"batch": {"groups": 1}})).await;
     trainer.rules(json!({"batch": {"groups": 1, "max_tokens": 1_000_000}})).await;
     for index in 0..4 {

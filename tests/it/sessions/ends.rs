@@ -77,6 +77,53 @@ on_both_stores! {
         }
     }
 
+    async fn a_finish_rewards_calls_by_their_answers_or_numbers(app: TestApp) {
+        app.rules("default", json!({
+            "group": {"size": 2}, "batch": {"groups": 1}, "advantage": {"kind": "turn_return", "gamma": 0.9},
+        })).await;
+        let played = async |rollout: &str, calls: i32| {
+            let opened = open(app, json!({"rollout_id": rollout, "group_id": "g"})).await;
+            let mut prompt = vec![S, U, A];
+            for number in 0..calls {
+                let id = format!("{number:032x}");
+                let call = NewCall { id: Some(id), ..call(&prompt, &[11 + number, E]) };
+                prompt.extend([&call.ids[..], &[T, U, A]].concat());
+                record(app, &opened, call).await;
+            }
+            opened
+        };
+        let first = played("a", 2).await;
+        let turns = app.get(&path(&first, "/turns")).await.expect(200);
+        assert_eq!(turns["turns"][1]["id"], format!("{:032x}", 1));
+        for (rewards, name) in [
+            (json!({"3": 1.0}), "3"),
+            (json!({"chatcmpl-77": 1.0}), "chatcmpl-77"),
+            (json!({"1": 1.0, "msg_00000000000000000000000000000000": 1.0}), "msg_00000000000000000000000000000000"),
+        ] {
+            let refused = app.post(&path(&first, "/finish"), json!({"reward": 1.0, "turn_rewards": rewards})).await;
+            assert_eq!(refused.pointers(422), [format!("/turn_rewards/{name}")]);
+        }
+        let body = json!({"reward": 1.0, "turn_rewards": {format!("chatcmpl-{:032x}", 0): 0.5}});
+        app.post(&path(&first, "/finish"), body.clone()).await.expect(200);
+        assert_eq!(app.post(&path(&first, "/finish"), body).await.expect(200)["duplicate"], true);
+        app.post(&path(&first, "/finish"), json!({"reward": 1.0})).await.refused(409, "end-conflict");
+        let second = played("b", 3).await;
+        app.post(&path(&second, "/finish"), json!({"reward": 0.0, "turn_rewards": {"3": 0.25}})).await.expect(200);
+        let rows = app.samples(&app.lease_with(json!({})).await).await;
+        let expected = [&[1.420_544, 0.696_238_6][..], &[-0.747_845_4, -0.707_103_2, -0.661_834_1]];
+        for (row, expected) in rows.iter().zip(expected) {
+            let all = row["advantages"].as_array().expect("the row has advantages");
+            let begins = all.chunks(5).map(|turn| turn[0].as_f64().expect("a number"));
+            for (found, expected) in begins.zip(expected) {
+                assert!((found - expected).abs() < 1e-6, "{found} is not {expected}");
+            }
+            assert_eq!(all.len(), 5 * expected.len() - 3);
+        }
+        let none = open(app, json!({"rollout_id": "c", "group_id": "h"})).await;
+        let body = json!({"status": "failed", "turn_rewards": {"1": 1.0}});
+        assert_eq!(app.post(&path(&none, "/finish"), body).await.pointers(422), ["/turn_rewards/1"]);
+    }
+
     async fn a_repeated_finish_has_the_same_answer(app: TestApp) {
         app.rules("default", json!({"group": {"size": 2}})).await;
         let opened = open(app, json!({"rollout_id": "r", "group_id": "g"})).await;

@@ -365,6 +365,7 @@ fn turn_on_wire(turn: Turn) -> SessionTurn {
     let call = turn.call;
     SessionTurn {
         seq: call.seq,
+        id: call.columns.id,
         policy: call.policy.to_string(),
         model: call.head.model,
         dialect: call.head.dialect,

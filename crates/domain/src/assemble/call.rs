@@ -28,6 +28,10 @@ pub struct Call<'a> {
     pub delivered: bool,
     /// How often the client has made this call before, by its own account.
     pub retry_count: u32,
+    /// Its reward, if it has one of its own.
+    pub reward: Option<f64>,
+    /// The name of the state in which the agent made it.
+    pub state_key: Option<&'a str>,
 }
 
 /// What precedes the ids of a prompt.

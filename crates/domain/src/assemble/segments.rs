@@ -1,17 +1,19 @@
-//! The segment of a chain: ids, mask, log-probabilities and spans of versions.
+//! The segment of a chain: ids, mask, log-probabilities, spans of versions and turns.
 
-use forebay_wire::{Segment, VersionSpan};
+use forebay_wire::{Segment, TurnSpan, VersionSpan};
 
 use super::{call::Call, chains::Chain, set::CallSet};
 
 /// Builds the segment of a chain. Each id that a call of the chain sampled is trained. The ids between two calls have
-/// mask 0 and log-probability 0, and belong to the span of versions after them.
+/// mask 0 and log-probability 0, and belong to the span of versions after them. If some call of the set has a reward or a
+/// state, each call is a turn.
 pub(super) fn build(set: &CallSet<'_>, chain: &Chain) -> Segment {
     let prompt = set.prompt_len(chain.calls[0]);
     let mut loss_mask = vec![0; chain.response];
     let every = |has: fn(&Call<'_>) -> bool| chain.calls.iter().all(|&call| has(&set.calls[call]));
     let mut logprobs = every(|call| call.logprobs.is_some()).then(|| vec![0.0; chain.response]);
     let mut versions = every(|call| call.versions.is_some()).then(Vec::new);
+    let mut turns = set.has_turns.then(|| Vec::with_capacity(chain.calls.len()));
     for (place, &call) in chain.calls.iter().enumerate() {
         let next = chain.calls.get(place + 1).and_then(|&next| set.links[next]);
         let trained = set.calls[call].ids.len() - usize::from(next.is_some_and(|link| link.trimmed));
@@ -23,6 +25,11 @@ pub(super) fn build(set: &CallSet<'_>, chain: &Chain) -> Segment {
         if let (Some(versions), Some(spans)) = (&mut versions, set.calls[call].versions) {
             add_spans(versions, spans, start, trained);
         }
+        if let Some(turns) = &mut turns {
+            let Call { reward, state_key, .. } = set.calls[call];
+            let (start, length) = (start as i64, trained as i64);
+            turns.push(TurnSpan { start, length, reward, state_key: state_key.map(str::to_owned) });
+        }
     }
     Segment {
         kind: Some(chain.kind.as_str().to_owned()),
@@ -30,6 +37,7 @@ pub(super) fn build(set: &CallSet<'_>, chain: &Chain) -> Segment {
         loss_mask,
         logprobs,
         versions,
+        turns,
         ..Segment::default()
     }
 }

@@ -14,6 +14,8 @@ pub struct CallSet<'a> {
     pub(super) places: Vec<Place>,
     /// The parents of the calls that have one.
     pub(super) links: Vec<Option<Link>>,
+    /// Whether some call has a reward or a state of its own.
+    pub(super) has_turns: bool,
 }
 
 /// Calls that follow each other in a circle, or follow a call that does not exist, by their index.
@@ -27,7 +29,8 @@ impl<'a> CallSet<'a> {
         let mut paths = Paths::default();
         let places = places(&calls, &mut paths)?;
         let links = parents::find(&calls, &places, &paths);
-        Ok(Self { calls, paths, places, links })
+        let has_turns = calls.iter().any(|call| call.reward.is_some() || call.state_key.is_some());
+        Ok(Self { calls, paths, places, links, has_turns })
     }
 
     /// The indexes of the calls in the order of their ends.

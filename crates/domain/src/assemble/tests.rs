@@ -3,7 +3,7 @@
 mod oracle;
 mod properties;
 
-use forebay_wire::{Retries, Segment, VersionSpan};
+use forebay_wire::{Retries, Segment, TurnSpan, VersionSpan};
 
 use super::{After, Assembly, Call, CallSet, NoBeginning};
 use crate::assemble::{breaks::Break, retries::DropReason};
@@ -30,6 +30,8 @@ struct Recorded {
     agent: Option<&'static str>,
     undelivered: bool,
     retry_count: u32,
+    reward: Option<f64>,
+    state_key: Option<&'static str>,
     /// What it is given to follow, and how many ids of the prompt are then left out.
     after: Option<(After, usize)>,
 }
@@ -51,6 +53,8 @@ impl Recorded {
             agent: self.agent,
             delivered: !self.undelivered,
             retry_count: self.retry_count,
+            reward: self.reward,
+            state_key: self.state_key,
         }
     }
 }
@@ -200,6 +204,26 @@ fn what_a_fork_shares_is_trained_once() {
     let (assembly, segments) = assembled(&recorded, Retries::default());
     assert_eq!(segments[1].loss_mask, whole.3);
     assert_eq!(assembly.chains.iter().map(|chain| chain.calls.clone()).collect::<Vec<_>>(), [vec![1], vec![0, 2]]);
+}
+
+#[test]
+fn a_call_with_a_reward_makes_every_call_a_turn() {
+    let mut recorded = calls(&[(&[S, U, A], &[11, U]), (&[S, U, A, 11, T, 50, A], &[13, U]), (&[S, T], &[14])]);
+    let turns = |recorded: &[Recorded]| -> Vec<Option<Vec<TurnSpan>>> {
+        assembled(recorded, Retries::default()).1.into_iter().map(|segment| segment.turns).collect()
+    };
+    assert_eq!(turns(&recorded), [None, None]);
+    recorded[1].reward = Some(0.5);
+    recorded[1].state_key = Some("s");
+    let span = |start, length, reward, state_key: Option<&str>| TurnSpan {
+        start,
+        length,
+        reward,
+        state_key: state_key.map(str::to_owned),
+    };
+    // The stop token of the first call is not trained, and is not a part of its turn.
+    let first = vec![span(0, 1, None, None), span(4, 2, Some(0.5), Some("s"))];
+    assert_eq!(turns(&recorded), [Some(first), Some(vec![span(0, 1, None, None)])]);
 }
 
 #[test]

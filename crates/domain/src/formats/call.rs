@@ -27,6 +27,8 @@ pub struct CallColumns {
     pub version_assumed: bool,
     /// The stop sequence that ended the call, if one did.
     pub stop: Option<String>,
+    /// The id of its answer, without the prefix of the API; none in calls of versions that did not store it.
+    pub id: Option<String>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -37,6 +39,8 @@ struct Header {
     versions: Vec<VersionSpan>,
     stop: Option<String>,
     version_assumed: bool,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    id: Option<String>,
 }
 
 impl CallColumns {
@@ -50,6 +54,7 @@ impl CallColumns {
             versions: self.versions.clone(),
             stop: self.stop.clone(),
             version_assumed: self.version_assumed,
+            id: self.id.clone(),
         };
         let mut narrow = Vec::with_capacity(4 * (self.tail.len() + self.ids.len()));
         put_ids(&mut narrow, &self.tail, header.id_bytes);
@@ -88,8 +93,8 @@ impl CallColumns {
         let (tail, ids) = (column(header.tail)?, column(header.ids)?);
         let mut logprobs = Vec::new();
         append_little_endian(&mut logprobs, take(&mut rest, ids.len().saturating_mul(4))?);
-        let Header { versions, version_assumed, stop, .. } = header;
-        Ok(Self { tail, ids, logprobs, versions, version_assumed, stop })
+        let Header { versions, version_assumed, stop, id, .. } = header;
+        Ok(Self { tail, ids, logprobs, versions, version_assumed, stop, id })
     }
 }
 
@@ -123,6 +128,7 @@ mod tests {
             versions: vec![VersionSpan(3, 0, 2)],
             version_assumed: true,
             stop: Some("\n\n".to_owned()),
+            id: Some("0192".to_owned()),
         };
         for columns in [columns, CallColumns::default()] {
             let (body, digest) = columns.pack();
@@ -140,6 +146,7 @@ mod tests {
             versions: vec![VersionSpan(3, 0, 1)],
             version_assumed: false,
             stop: Some("x".to_owned()),
+            id: None,
         };
         let header = br#"{"tail":2,"ids":1,"id_bytes":2,"versions":[[3,0,1]],"stop":"x","version_assumed":false}"#;
         let mut stored = Vec::new();

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use forebay_wire::{Sampling, Segment, Status, Trajectory as Sent, Turn, VersionSpan};
+use forebay_wire::{Sampling, Segment, Status, Trajectory as Sent, Turn, TurnSpan, VersionSpan};
 use serde_json::value::RawValue;
 
 use super::{
@@ -115,6 +115,8 @@ fn turns() -> Vec<Turn> {
         agent: Some("main".to_owned()),
         delivered: false,
         retry_count: 0,
+        reward: None,
+        state_key: None,
     };
     let second = Turn {
         id: Some("c2".to_owned()),
@@ -125,6 +127,36 @@ fn turns() -> Vec<Turn> {
         ..Turn::default()
     };
     vec![first, second]
+}
+
+#[test]
+fn advantages_and_turns_are_hashed_as_earlier_versions_did() {
+    let of = |change: &dyn Fn(&mut Sent)| {
+        let mut sent = full();
+        change(&mut sent);
+        hex(parse(sent).content.as_bytes())
+    };
+    let advantages = of(&|sent| sent.segments[1].advantages = Some(vec![0.5]));
+    let span = |state_key: Option<&str>| TurnSpan {
+        start: 0,
+        length: 1,
+        reward: Some(0.5),
+        state_key: state_key.map(str::to_owned),
+    };
+    let spans = of(&|sent| sent.segments[1].turns = Some(vec![span(Some("state"))]));
+    let without_state = of(&|sent| sent.segments[1].turns = Some(vec![span(None)]));
+    let calls = of(&|sent| {
+        sent.segments.clear();
+        sent.turns = turns();
+        (sent.turns[0].reward, sent.turns[0].state_key) = (Some(0.5), Some("state".to_owned()));
+    });
+    let expected = [
+        "a14a48252b71b9a55f66c8a58443bf36b2b0cd05d8c27ed91eb56714aeac76e9",
+        "595d2189ddc19edae54dc2ef23136107f8540d007a62ad6fd2b69649ed15f0c5",
+        "d68846ac76048569e428e24f738554afaa1e513cfeaef9ba6e4cab9540340b13",
+        "f412d924f0728840950f4ccf5e3a4ca38f712732e18961bf212d35e600add74e",
+    ];
+    assert_eq!([advantages, spans, without_state, calls], expected);
 }
 
 #[test]
@@ -184,7 +216,10 @@ fn rollouts_have_the_seals_that_earlier_versions_stored() {
         hex(&RolloutSeal { reward: None, trained_spans: None, ..full }.checksum()),
         "ca25d9d61ad685b9b7627c034719833c"
     );
-    assert_eq!(hex(&seal::of_group([(RolloutPk(1), 0.5), (RolloutPk(2), -0.5)])), "51ea91d119e486697dd1c012aef30588");
+    assert_eq!(
+        hex(&seal::of_group([(RolloutPk(1), 0.5, None), (RolloutPk(2), -0.5, None)])),
+        "51ea91d119e486697dd1c012aef30588"
+    );
 }
 
 #[test]

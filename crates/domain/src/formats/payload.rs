@@ -8,7 +8,7 @@
 use std::{borrow::Cow, cell::RefCell, collections::BTreeMap};
 
 use bytes::{Buf, BufMut, Bytes};
-use forebay_wire::{Sampling, Segment, Status, VersionSpan};
+use forebay_wire::{Sampling, Segment, Status, TurnSpan, VersionSpan};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
@@ -131,6 +131,8 @@ pub struct SegmentHeader {
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub advantages: bool,
     pub versions: Option<Vec<VersionSpan>>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub turns: Option<Vec<TurnSpan>>,
     /// The number of bytes of each token id.
     id_bytes: u8,
 }
@@ -209,6 +211,7 @@ impl Payload {
                 loss_mask,
                 kind: header.kind,
                 versions: header.versions,
+                turns: header.turns,
                 response_length: None,
             })
         })
@@ -386,6 +389,7 @@ fn header(trajectory: &Trajectory) -> Header {
             values,
             advantages,
             versions,
+            turns,
         } = segment;
         SegmentHeader {
             kind: kind.clone(),
@@ -396,6 +400,7 @@ fn header(trajectory: &Trajectory) -> Header {
             values: values.is_some(),
             advantages: advantages.is_some(),
             versions: versions.clone(),
+            turns: turns.clone(),
             id_bytes: id_bytes(tokens),
         }
     });

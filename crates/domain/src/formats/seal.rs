@@ -50,13 +50,20 @@ impl RolloutSeal<'_> {
     }
 }
 
-/// The seal of the advantages of a group, in the order of its rollouts.
+/// The seal of the advantages of a group, in the order of its rollouts: of each, and of its turns if these have some.
 #[must_use]
-pub fn of_group(advantages: impl IntoIterator<Item = (RolloutPk, f64)>) -> [u8; SEAL_BYTES] {
+pub fn of_group<'a>(advantages: impl IntoIterator<Item = (RolloutPk, f64, Option<&'a [f64]>)>) -> [u8; SEAL_BYTES] {
     let mut hasher = Hasher::default();
-    for (rollout, advantage) in advantages {
+    for (rollout, advantage, of_turns) in advantages {
         hasher.int(rollout.0);
         float(&mut hasher, advantage);
+        // Groups without turns have the seals that versions without turns wrote.
+        if let Some(of_turns) = of_turns {
+            hasher.int(of_turns.len() as i64);
+            for advantage in of_turns {
+                float(&mut hasher, *advantage);
+            }
+        }
     }
     short(hasher)
 }
@@ -78,8 +85,11 @@ mod tests {
 
     #[test]
     fn the_sign_of_a_zero_does_not_break_a_seal() {
-        let seal = |advantage: f64| of_group([(RolloutPk(1), advantage)]);
+        let seal = |advantage: f64| of_group([(RolloutPk(1), advantage, None)]);
         assert_eq!(seal(0.0), seal(-0.0));
         assert_ne!(seal(0.0), seal(f64::MIN_POSITIVE));
+        let of_turns = |turns: &[f64]| of_group([(RolloutPk(1), 0.0, Some(turns))]);
+        assert_ne!(of_turns(&[]), seal(0.0));
+        assert_ne!(of_turns(&[0.5]), of_turns(&[0.25]));
     }
 }

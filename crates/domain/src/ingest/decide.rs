@@ -9,6 +9,7 @@ use forebay_wire::{FilterAction, OnDrop, Requirement, Retries, StalenessAction, 
 
 use crate::{
     admission::{Room, room::POSTS_PER_PLACE_MAX},
+    credit,
     evaluation::{EvaluationRequest, FAILED_FILTERS_MAX, FilterVerdict},
     finalize::Cause,
     ids::Version,
@@ -104,8 +105,9 @@ impl RolloutDecision {
     }
 }
 
-/// Checks requirements that depend on the policy's rules: required columns, and groups of one.
-pub fn check(rules: &Rules, new: &NewRollout, room: Room) -> Result<(), Refusal> {
+/// Checks requirements that depend on the rules and the size of the group: required columns, groups of one, and the number
+/// of turns.
+pub fn check(rules: &Rules, new: &NewRollout, room: Room, group_size: u32) -> Result<(), Refusal> {
     let mut violations = Vec::new();
     let mut refuse = |pointer: &str, detail: String| {
         violations.push(Violation { pointer: pointer.into(), detail });
@@ -133,6 +135,15 @@ pub fn check(rules: &Rules, new: &NewRollout, room: Room) -> Result<(), Refusal>
                 }
             }
         }
+    }
+    let turns_max = credit::turns_max(group_size);
+    if rules.compare_turns() && facts.turns.len() > turns_max {
+        let detail = format!(
+            "has more than {turns_max} turns, which policy `{}` compares in groups of {group_size}: a turn is an entry of \
+             `turns`, or a run of tokens with mask 1 where there are none",
+            new.policy
+        );
+        refuse(list, detail);
     }
     if new.group_id.is_none() && rules.group.size > 1 {
         refuse("/group_id", format!("is needed: groups of policy `{}` have {} rollouts", new.policy, rules.group.size));

@@ -111,7 +111,15 @@ pub fn look(member: BatchMember, payload: &Payload, batch: Option<&Batch>, part:
         );
         Refusal::DamagedContent { rollout_id: rollout_id.clone() }
     })?;
-    let CheckedRollout { rollout, mask, .. } = checked;
+    let of_turns = checked.token_advantages();
+    let CheckedRollout { mut rollout, mask, .. } = checked;
+    if let Some(advantages) = of_turns {
+        let mut rest = &advantages[..];
+        for segment in &mut rollout.segments {
+            let (own, others) = rest.split_at(segment.loss_mask.len());
+            (segment.advantages, rest) = (Some(own.to_vec()), others);
+        }
+    }
     let segments = &rollout.segments;
     if index >= segments.len().max(1) {
         let detail = format!("must be below {}, the number of segments", segments.len().max(1));

@@ -4,10 +4,11 @@
 
 use std::collections::BTreeMap;
 
-use forebay_wire::{Segment, VersionSpan};
+use forebay_wire::{Segment, TurnSpan, VersionSpan};
 
 use crate::{
     advantage::standardized,
+    credit::{self, Spanned},
     formats::{
         payload::{Damaged, Payload, SegmentColumns, SegmentHeader, Unpacked},
         seal,
@@ -25,6 +26,10 @@ pub struct CheckedRollout<S = Segment> {
     pub rollout: Unpacked<S>,
     pub mask: RolloutMask,
     pub policy_version: Version,
+    /// Its turns, if its rules compare turns.
+    turns: Vec<Spanned>,
+    /// Response tokens of all segments.
+    response: usize,
 }
 
 impl CheckedRollout {
@@ -41,11 +46,14 @@ impl CheckedRollout {
     ) -> Result<(Self, T), Damaged> {
         let mut rollout = pages::unpack(&member.row, payload)?;
         check_components(&member, &rollout.reward_components)?;
+        let posted = rollout.segments.iter().map(|segment| (segment.turns.as_deref(), &segment.loss_mask[..]));
+        let turns = turns(&member, posted)?;
         let sent = sent(&rollout.segments);
+        let response = rollout.segments.iter().map(|segment| segment.loss_mask.len()).sum();
         let masks =
             rollout.segments.iter_mut().map(|segment| (segment.versions.as_deref(), &mut segment.loss_mask[..]));
         let (mask, policy_version) = mask_as_delivered(&member, masks)?;
-        Ok((Self { member, rollout, mask, policy_version }, sent))
+        Ok((Self { member, rollout, mask, policy_version, turns, response }, sent))
     }
 }
 
@@ -57,6 +65,13 @@ impl CheckedRollout<SegmentHeader> {
         let start = columns.loss_mask.len();
         let rollout = payload.unpack_onto(columns)?;
         check_components(&member, &rollout.reward_components)?;
+        let mut rest = &columns.loss_mask[start..];
+        let posted = rollout.segments.iter().map(|segment| {
+            let (mask, others) = rest.split_at(segment.response);
+            rest = others;
+            (segment.turns.as_deref(), mask)
+        });
+        let turns = turns(&member, posted)?;
         let mut rest = &mut columns.loss_mask[start..];
         let masks = rollout.segments.iter().map(|segment| {
             let (mask, others) = std::mem::take(&mut rest).split_at_mut(segment.response);
@@ -64,7 +79,22 @@ impl CheckedRollout<SegmentHeader> {
             (segment.versions.as_deref(), mask)
         });
         let (mask, policy_version) = mask_as_delivered(&member, masks)?;
-        Ok(Self { member, rollout, mask, policy_version })
+        let response = columns.loss_mask.len() - start;
+        Ok(Self { member, rollout, mask, policy_version, turns, response })
+    }
+}
+
+impl<S> CheckedRollout<S> {
+    /// The advantage of each response token of all segments, one after the other, if the rules of the rollout compare
+    /// turns and its group was decided. Where the mask is 0, it means nothing.
+    pub fn token_advantages(&self) -> Option<Vec<f32>> {
+        let of_turns = self.member.turn_advantages.as_deref()?;
+        // A trained token outside of all turns has the advantage of the rollout.
+        let mut of_tokens = vec![self.member.advantage as f32; self.response];
+        for (turn, advantage) in self.turns.iter().zip(of_turns) {
+            of_tokens[turn.range.clone()].fill(*advantage as f32);
+        }
+        Some(of_tokens)
     }
 }
 
@@ -75,6 +105,23 @@ fn check_components(member: &BatchMember, posted: &BTreeMap<String, f64>) -> Res
         return Err(Damaged("its reward components differ from those of its row"));
     }
     Ok(())
+}
+
+/// The turns of a rollout whose rules compare turns. Fails if the advantages of a group were computed from others.
+fn turns<'a>(
+    member: &BatchMember,
+    segments: impl Iterator<Item = (Option<&'a [TurnSpan]>, &'a [u8])>,
+) -> Result<Vec<Spanned>, Damaged> {
+    if !member.rules.compare_turns() {
+        return Ok(Vec::new());
+    }
+    let posted: Vec<Spanned> = credit::spanned(segments).collect();
+    let turns: Vec<_> = posted.iter().map(|spanned| spanned.turn).collect();
+    let advantages = member.turn_advantages.as_ref().map_or(turns.len(), Vec::len);
+    if member.turns != Some(blake3::hash(&credit::pack(&turns))) || advantages != turns.len() {
+        return Err(Damaged("its turns differ from those of its row"));
+    }
+    Ok(posted)
 }
 
 /// Zeroes the mask of tokens that must not be trained. Returns what is left of the mask, and the version of the rollout.
@@ -124,7 +171,9 @@ pub fn ones(mask: &[u8]) -> u64 {
 pub fn broken_groups(members: &[BatchMember]) -> impl Iterator<Item = &BatchMember> {
     let groups = members.chunk_by(|one, next| one.group_pk == next.group_pk);
     let is_broken = |group: &&[BatchMember]| {
-        let found = seal::of_group(group.iter().map(|member| (member.row.rollout_pk, member.advantage)));
+        let found = seal::of_group(
+            group.iter().map(|member| (member.row.rollout_pk, member.advantage, member.turn_advantages.as_deref())),
+        );
         group[0].group_seal.is_some_and(|expected| expected != found)
     };
     groups.filter(is_broken).map(|group| &group[0])

@@ -13,7 +13,6 @@ use super::{
 };
 use crate::{
     formats::payload::{Damaged, Payload, SegmentColumns, SegmentHeader},
-    rules::Rules,
     samples::BatchMember,
     weights::BatchWeights,
 };
@@ -139,7 +138,7 @@ impl Block {
             let start = Begin::at_end(&columns);
             let checked = CheckedRollout::unpack_onto(&mut columns, member.clone(), &payload);
             let checked = checked.map_err(|damage| Box::new((member, damage)))?;
-            put_advantages(&mut columns, start, &checked.member.rules);
+            put_advantages(&mut columns, start, &checked);
             let first = rows.len();
             put_rows(&mut rows, checked, &columns.loss_mask[start.loss_mask..], weights);
             if let Some(wanted) = wanted {
@@ -153,13 +152,19 @@ impl Block {
     }
 }
 
-/// Leaves the advantages of a rollout's tokens, if they are delivered: 0 where the mask is 0. A segment without a response
-/// may lack them; all others have them, because the rules require them.
-fn put_advantages(columns: &mut SegmentColumns, start: Begin, rules: &Rules) {
-    if !rules.tokens_have_advantages() {
-        return columns.advantages.truncate(start.advantages);
-    }
+/// Leaves the advantages of a rollout's tokens, if they are delivered: 0 where the mask is 0. They are those of its turns,
+/// or those that were posted; then a segment without a response may lack them, and all others have them, because the rules
+/// require them.
+fn put_advantages(columns: &mut SegmentColumns, start: Begin, checked: &CheckedRollout<SegmentHeader>) {
+    let rules = &checked.member.rules;
     let masks = &columns.loss_mask[start.loss_mask..];
+    if !rules.tokens_have_advantages() || rules.compare_turns() {
+        columns.advantages.truncate(start.advantages);
+    }
+    if rules.compare_turns() {
+        // A rollout that has none does not count in the baseline, and nothing of it is trained.
+        columns.advantages.extend(checked.token_advantages().unwrap_or_else(|| vec![0.0; masks.len()]));
+    }
     for (advantage, _) in columns.advantages[start.advantages..].iter_mut().zip(masks).filter(|(_, bit)| **bit == 0) {
         *advantage = 0.0;
     }
@@ -167,8 +172,9 @@ fn put_advantages(columns: &mut SegmentColumns, start: Begin, rules: &Rules) {
 
 /// Appends the rows of a rollout. A rollout without segments has one row without tokens.
 fn put_rows(rows: &mut Vec<Row>, checked: CheckedRollout<SegmentHeader>, mut loss_mask: &[u8], weights: BatchWeights) {
-    let CheckedRollout { member, rollout, mask, policy_version } = checked;
+    let CheckedRollout { member, rollout, mask, policy_version, .. } = checked;
     let (count, tokens_have_advantages) = (rollout.segments.len(), member.rules.tokens_have_advantages());
+    let compares_turns = member.rules.compare_turns();
     // Only the first row carries them. Repeated in every row, they would be most of a batch of long conversations.
     let (mut messages, mut metadata) = (rollout.messages, rollout.metadata);
     let mut put = |index: usize, segment: Option<SegmentHeader>| {
@@ -182,7 +188,11 @@ fn put_rows(rows: &mut Vec<Row>, checked: CheckedRollout<SegmentHeader>, mut los
             logprobs: has(|segment| segment.logprobs),
             teacher_logprobs: has(|segment| segment.teacher_logprobs),
             values: has(|segment| segment.values),
-            advantages: has(|segment| segment.advantages).filter(|_| tokens_have_advantages),
+            advantages: if compares_turns {
+                segment.as_ref().map(|segment| segment.response)
+            } else {
+                has(|segment| segment.advantages).filter(|_| tokens_have_advantages)
+            },
         };
         let (kind, versions) = segment.map(|segment| (segment.kind, segment.versions)).unwrap_or_default();
         let sample = Sample {

@@ -13,7 +13,10 @@ use std::collections::HashMap;
 
 use forebay_wire::{self as wire, Retries, Segment, Turn, VersionSpan};
 
-use super::{Memory, NoMemory, TrajectoryLimits, Violations, check_logprobs, check_spans, digest_spans, each, floats};
+use super::{
+    Memory, NoMemory, TrajectoryLimits, Violations, digest_spans, floats,
+    segments::{check_logprobs, check_spans, each},
+};
 use crate::{
     assemble::{After, Assembly, Call, CallSet},
     formats::{
@@ -88,6 +91,13 @@ fn check_turn(at: &str, turn: &Turn, found: &mut Violations) {
     for (name, label) in labels {
         found.text(&format!("{at}/{name}"), label.as_deref());
     }
+    found.text(&format!("{at}/state_key"), turn.state_key.as_deref());
+    found.require(turn.reward.is_none_or(f64::is_finite), &format!("{at}/reward"), "must be finite");
+    if turn.tokens.is_empty() {
+        let detail = "must not be sent for a turn without `tokens`, which is in no segment";
+        found.require(turn.reward.is_none(), &format!("{at}/reward"), detail);
+        found.require(turn.state_key.is_none(), &format!("{at}/state_key"), detail);
+    }
     if turn.after.is_none() && turn.prompt_tokens.is_empty() {
         let detail = "must hold at least one token, unless `after` names the turn that comes before";
         found.push(format!("{at}/prompt_tokens"), detail);
@@ -158,6 +168,8 @@ fn digest_turn(turn: &Turn) -> ContentDigest {
         agent,
         delivered,
         retry_count,
+        reward,
+        state_key,
     } = turn;
     let mut hasher = Hasher::default();
     hasher.option(id.as_deref(), Hasher::text);
@@ -173,6 +185,15 @@ fn digest_turn(turn: &Turn) -> ContentDigest {
     // A turn that is no repeat has the same digest as one that does not say so.
     if *retry_count > 0 {
         hasher.int((*retry_count).into());
+    }
+    // Each is hashed behind its name, and adds nothing if it is absent.
+    if let Some(reward) = reward {
+        hasher.text("reward");
+        hasher.float(*reward);
+    }
+    if let Some(state_key) = state_key {
+        hasher.text("state_key");
+        hasher.text(state_key);
     }
     hasher.finish()
 }
@@ -258,6 +279,8 @@ fn calls<'a>(turns: &'a [Turn], versions: &'a [Option<Vec<VersionSpan>>]) -> Vec
         agent: turn.agent.as_deref(),
         delivered: turn.delivered,
         retry_count: turn.retry_count,
+        reward: turn.reward,
+        state_key: turn.state_key.as_deref(),
     };
     turns.iter().zip(versions).enumerate().map(call).collect()
 }

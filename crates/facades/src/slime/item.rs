@@ -183,6 +183,7 @@ fn segment(item: &Object<'_>) -> Result<Option<Segment>, Vec<Violation>> {
         teacher_logprobs: logprobs("teacher_log_probs")?,
         values: None,
         advantages: None,
+        turns: None,
         versions: None,
     }))
 }

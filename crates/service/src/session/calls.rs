@@ -1,6 +1,10 @@
 //! The recorded calls of a session, read as a whole.
 
-use std::{num::NonZero, sync::LazyLock};
+use std::{
+    collections::{BTreeMap, HashMap},
+    num::NonZero,
+    sync::LazyLock,
+};
 
 use forebay_domain::{
     ids::{SessionId, SessionPk},
@@ -40,6 +44,31 @@ impl SessionCalls {
     pub(super) fn call(&self, seq: u32) -> Option<&StoredCall> {
         let index = self.calls.binary_search_by_key(&seq, |call| call.seq).ok()?;
         self.calls.get(index)
+    }
+
+    /// The rewards of calls by their numbers. A call is named by its number, or by the id of its answer as the agent
+    /// received it. If a name is that of no call, or of one that another name is for, returns it.
+    pub(super) fn rewards<'n>(
+        &self,
+        named: impl Iterator<Item = (&'n str, f64)>,
+    ) -> Result<BTreeMap<u32, f64>, &'n str> {
+        let mut named = named.peekable();
+        let mut rewards = BTreeMap::new();
+        if named.peek().is_none() {
+            return Ok(rewards);
+        }
+        let with_id = |call: &'_ StoredCall| Some((call.columns.id.clone()?, call.seq));
+        let numbers: HashMap<String, u32> = self.calls.iter().filter_map(with_id).collect();
+        for (name, reward) in named {
+            // The prefix of an API ends with `-` or `_`, and the id itself has neither.
+            let id = name.rsplit(['-', '_']).next().unwrap_or(name);
+            let by_number = || name.parse().ok().filter(|number| self.call(*number).is_some());
+            let number = numbers.get(id).copied().or_else(by_number).ok_or(name)?;
+            if rewards.insert(number, reward).is_some() {
+                return Err(name);
+            }
+        }
+        Ok(rewards)
     }
 
     /// The ids of the whole prompt of a call.

@@ -74,6 +74,9 @@ impl Finish {
                 Err(error) => require(false, &format!("/rewards/{policy}"), error.to_string()),
             }
         }
+        for (call, reward) in &sent.turn_rewards {
+            require(reward.is_finite(), &format!("/turn_rewards/{call}"), "must be finite".to_owned());
+        }
         let mut metadata = None;
         if let Some(raw) = &sent.metadata {
             let max = buffer.options.limits.metadata_bytes_max;
@@ -130,6 +133,14 @@ fn digest(sent: &wire::SessionFinish, metadata: Option<ContentDigest>) -> Conten
     }
     hasher.option(sent.status, |hasher, status| hasher.tag(codes::of_status(status)));
     hasher.option(metadata, Hasher::digest);
+    // Without them, the digest is the one that versions without them stored.
+    if !sent.turn_rewards.is_empty() {
+        hasher.text("turn_rewards");
+        for (call, reward) in &sent.turn_rewards {
+            hasher.text(call);
+            hasher.float(*reward + 0.0);
+        }
+    }
     hasher.finish()
 }
 
@@ -191,6 +202,12 @@ impl Ending {
             How::Abort { keep, .. } => keep,
             How::Expire { .. } => false,
         }
+    }
+
+    /// The rewards that its calls get, by their names.
+    pub(super) fn turn_rewards(&self) -> impl Iterator<Item = (&str, f64)> {
+        let finish = if let How::Finish(finish) = &self.how { Some(finish) } else { None };
+        finish.into_iter().flat_map(|finish| &finish.sent.turn_rewards).map(|(call, reward)| (call.as_str(), *reward))
     }
 
     pub(super) fn wait(&self) -> Duration {

@@ -99,6 +99,8 @@ pub struct NewCall {
     pub finish_reason: String,
     /// The stop sequence that ended the call, if one did.
     pub stop: Option<String>,
+    /// The id of its answer, without the prefix of the API.
+    pub id: Option<String>,
     /// Whether the last id is a stop token.
     pub stopped_on_token: bool,
     /// Special tokens of the model in the texts of the request that no earlier call has.
@@ -331,6 +333,7 @@ impl Buffer {
             versions: call.versions.clone(),
             version_assumed: call.version_assumed,
             stop: call.stop.clone(),
+            id: call.id.clone(),
         };
         let packed = pack(columns, call).await?;
         let Packed { body, digest, request, response, call } = packed;

@@ -3,8 +3,10 @@
 use async_trait::async_trait;
 use forebay_domain::{
     clock::Timestamp,
-    finalize::{self, Cause, GroupDecision, GroupOutcome, GroupSnapshot, GroupTotals, Member, ReadyGroup},
-    formats::seal,
+    credit,
+    finalize::{
+        self, Cause, GroupDecision, GroupOutcome, GroupSnapshot, GroupTotals, Member, MemberAdvantage, ReadyGroup,
+    },
     groups::{CloseGroup, DecidedGroup, DiscardGroup, Group},
     ids::{GroupId, GroupPk, IdKey, PolicyName, PolicyPk, RolloutPk, Run},
     ingest::decide::GroupFill,
@@ -31,6 +33,9 @@ use crate::{
 /// Rollouts whose reward components are read together. All components of a rollout take up to 20 KB, and a group may have
 /// 65,536 rollouts; the rules read few of them.
 const COMPONENTS_PAGE: usize = 1_024;
+
+/// Rollouts whose turns are read together. The turns of one take up to 96 KiB with their advantages.
+const TURNS_PAGE: usize = 256;
 
 /// A group whose row is locked until the transaction ends.
 #[derive(Clone, Debug)]
@@ -208,6 +213,7 @@ pub(super) async fn members<'r>(
             verdict: row.get("verdict")?,
             reward: row.get("reward")?,
             components: BTreeMap::new(),
+            turns: Vec::new(),
             segments: row.get("segments")?,
             trained_segments: row.get("trained_segments")?,
             tokens: row.get("tokens")?,
@@ -223,7 +229,50 @@ pub(super) async fn members<'r>(
     for (_, member) in &mut reading {
         member.components = found.remove(&member.rollout_pk).unwrap_or_default();
     }
+    let reading = members.iter_mut().filter(|(group, _)| rules[group].compare_turns());
+    let mut reading: Vec<&mut Member> = reading.flat_map(|(_, members)| members).collect();
+    let keys: Vec<_> = reading.iter().map(|member| member.rollout_pk).collect();
+    let mut found = turns(tx, &keys).await?;
+    for member in &mut reading {
+        let turns = found.remove(&member.rollout_pk).and_then(|of| credit::unpack(&of.turns));
+        let damaged = || StoreError::Corrupt(format!("the turns of rollout {} are damaged", member.rollout_pk.0));
+        member.turns = turns.ok_or_else(damaged)?;
+    }
     Ok(members)
+}
+
+/// The turns of a rollout, as its row has them.
+pub(super) struct StoredTurns {
+    pub(super) turns: Vec<u8>,
+    /// None before its group is decided, and if it does not count in the baseline.
+    pub(super) advantages: Option<Vec<f64>>,
+}
+
+/// The turns of rollouts that have some in their rows.
+pub(super) async fn turns(
+    tx: &mut Tx<'_>,
+    rollouts: &[RolloutPk],
+) -> Result<HashMap<RolloutPk, StoredTurns>, StoreError> {
+    const SELECT_TURNS: Statement = among_keys!(
+        "-- select_turns
+        SELECT rollout_pk, turns, turn_advantages
+        FROM rollout
+        WHERE rollout_pk",
+        " AND turns IS NOT NULL"
+    );
+    let mut found = HashMap::new();
+    for page in rollouts.chunks(TURNS_PAGE) {
+        let keys = key_list(page.iter().map(|rollout| rollout.0));
+        for mut row in tx.fetch_all(SELECT_TURNS, args![keys]).await? {
+            let rollout: RolloutPk = row.get("rollout_pk")?;
+            let packed: Option<Vec<u8>> = row.get("turn_advantages")?;
+            let damaged =
+                || StoreError::Corrupt(format!("the advantages of turns of rollout {} are damaged", rollout.0));
+            let advantages = packed.map(|packed| credit::unpack_advantages(&packed).ok_or_else(damaged)).transpose()?;
+            found.insert(rollout, StoredTurns { turns: row.get("turns")?, advantages });
+        }
+    }
+    Ok(found)
 }
 
 /// Those reward components of rollouts that their rules read. A rollout without any is left out.
@@ -297,7 +346,7 @@ pub(super) async fn discard(
 }
 
 /// Writes the advantages of stored rollouts.
-pub(super) async fn set_advantages(tx: &mut Tx<'_>, advantages: &[(RolloutPk, f64)]) -> Result<(), StoreError> {
+pub(super) async fn set_advantages(tx: &mut Tx<'_>, advantages: &[MemberAdvantage]) -> Result<(), StoreError> {
     const SET_ADVANTAGES: Statement = Statement {
         sqlite: "-- set_advantages
             UPDATE rollout
@@ -309,11 +358,26 @@ pub(super) async fn set_advantages(tx: &mut Tx<'_>, advantages: &[(RolloutPk, f6
             FROM UNNEST($1::bigint[], $2::float8[]) AS v (rollout_pk, advantage)
             WHERE rollout.rollout_pk = v.rollout_pk",
     };
-    if advantages.is_empty() {
-        return Ok(());
-    }
-    let rows: Vec<(i64, f64)> = advantages.iter().map(|(rollout, advantage)| (rollout.0, *advantage)).collect();
-    tx.set_reals(SET_ADVANTAGES, &rows).await
+    const SET_TURN_ADVANTAGES: Statement = Statement {
+        sqlite: "-- set_turn_advantages
+            UPDATE rollout
+            SET turn_advantages = $2
+            WHERE rollout_pk = $1",
+        postgres: "-- set_turn_advantages
+            UPDATE rollout
+            SET turn_advantages = v.turn_advantages
+            FROM UNNEST($1::bigint[], $2::bytea[]) AS v (rollout_pk, turn_advantages)
+            WHERE rollout.rollout_pk = v.rollout_pk",
+    };
+    let of_rollouts = advantages.iter().map(|member| (member.rollout_pk.0, member.of_rollout.into())).collect();
+    tx.set_each(SET_ADVANTAGES, of_rollouts).await?;
+    let of_turns = |member: &MemberAdvantage| Some((member.rollout_pk.0, packed_turns(Some(member))?[..].into()));
+    tx.set_each(SET_TURN_ADVANTAGES, advantages.iter().filter_map(of_turns).collect()).await
+}
+
+/// The advantages of the turns of a rollout as its row has them.
+pub(super) fn packed_turns(advantage: Option<&MemberAdvantage>) -> Option<Vec<u8>> {
+    advantage?.of_turns.as_deref().map(credit::pack_advantages)
 }
 
 /// The next numbers in the order in which groups become ready.
@@ -357,7 +421,7 @@ pub(super) async fn write_ready(
     );
     let mut values = args![group.group_pk];
     values.extend(totals_args(&group.totals.unwrap_or_default()));
-    values.extend(args![group.failed_names(), now, sequence, &seal::of_group(ready.advantages.iter().copied())[..],]);
+    values.extend(args![group.failed_names(), now, sequence, &ready.seal()[..]]);
     tx.guarded(MAKE_READY, values, 1).await
 }
 

@@ -129,6 +129,14 @@ pub(super) async fn read_members(tx: &mut Tx<'_>, rows: Vec<Row>) -> Result<Vec<
     for member in &mut members {
         member.components = found.remove(&member.row.rollout_pk).unwrap_or_default();
     }
+    let comparing = members.iter().filter(|member| member.rules.compare_turns());
+    let comparing: Vec<_> = comparing.map(|member| member.row.rollout_pk).collect();
+    let mut found = group::turns(tx, &comparing).await?;
+    for member in &mut members {
+        let Some(stored) = found.remove(&member.row.rollout_pk) else { continue };
+        member.turns = Some(blake3::hash(&stored.turns));
+        member.turn_advantages = stored.advantages;
+    }
     Ok(members)
 }
 
@@ -146,6 +154,8 @@ fn read_member(mut row: Row, rules: Arc<Rules>) -> Result<BatchMember, StoreErro
         group_seal: row.get("group_seal")?,
         rules,
         components: BTreeMap::new(),
+        turns: None,
+        turn_advantages: None,
     })
 }
 

@@ -7,7 +7,7 @@ use std::{panic::AssertUnwindSafe, sync::Arc};
 
 use arrow_array::{
     Array, ArrowPrimitiveType, GenericListArray, OffsetSizeTrait, PrimitiveArray, RecordBatch, StructArray,
-    cast::AsArray as _,
+    cast::AsArray,
     types::{Float32Type, Float64Type, Int8Type, Int32Type, Int64Type, UInt8Type, UInt32Type},
 };
 use arrow_buffer::Buffer;
@@ -16,7 +16,7 @@ use arrow_schema::{ArrowError, DataType};
 use axum::http::StatusCode;
 use bytes::Bytes;
 use forebay_telemetry::panics;
-use forebay_wire::{Components, Sampling, Segment, Status, Trajectory, VersionSpan};
+use forebay_wire::{Components, Sampling, Segment, Status, Trajectory, TurnSpan, VersionSpan};
 use serde_json::value::RawValue;
 
 use crate::{
@@ -186,7 +186,7 @@ fn check_same(first: &Trajectory, next: &Trajectory) -> Result<(), Invalid> {
         // The row would begin another rollout.
         policy: _,
         rollout_id: _,
-        // Each row has its own segment, and rows have no turns.
+        // Each row has its own segment, and rows have no calls.
         segments: _,
         turns: _,
     } = next;
@@ -348,6 +348,31 @@ impl<'b> Columns<'b> {
         Ok(Some((0..spans.len()).map(span).collect()))
     }
 
+    fn turns(&self, row: usize) -> Result<Option<Vec<TurnSpan>>, Invalid> {
+        let Some(array) = self.cell("turns", row) else { return Ok(None) };
+        let turns = items(array, row);
+        let turns: &StructArray = turns.as_struct();
+        let number = |name| turns.column_by_name(name).map(AsArray::as_primitive::<Int64Type>);
+        let (Some(start), Some(length)) = (number("start"), number("length")) else { return Ok(None) };
+        if turns.null_count() + start.null_count() + length.null_count() > 0 {
+            return Err(Invalid::new("turns", "contains a null"));
+        }
+        let rewards = turns.column_by_name("reward").and_then(AsArray::as_primitive_opt::<Float64Type>);
+        let keys = turns.column_by_name("state_key");
+        let key = |index| {
+            let keys = keys.filter(|keys| keys.is_valid(index))?;
+            let short = keys.as_string_opt::<i32>().map(|keys| keys.value(index));
+            short.or_else(|| keys.as_string_opt::<i64>().map(|keys| keys.value(index)))
+        };
+        let turn = |index| TurnSpan {
+            start: start.value(index),
+            length: length.value(index),
+            reward: rewards.filter(|rewards| rewards.is_valid(index)).map(|rewards| rewards.value(index)),
+            state_key: key(index).map(str::to_owned),
+        };
+        Ok(Some((0..turns.len()).map(turn).collect()))
+    }
+
     /// Whether a row continues the previous rollout. A row without an id is always a rollout of its own.
     fn continues(&self, current: &Trajectory, row: usize) -> bool {
         let id = self.text("rollout_id", row);
@@ -417,12 +442,14 @@ impl<'b> Columns<'b> {
             values: self.floats("values", row)?,
             advantages: self.logprobs("advantages", row),
             versions: self.versions(row)?,
+            turns: self.turns(row)?,
         }))
     }
 
     /// Checks that a row without tokens has no other values of a segment, because they would be lost.
     fn no_segment(&self, row: usize) -> Result<Option<Segment>, Invalid> {
-        const OF_SEGMENTS: [&str; 6] = ["kind", "logprobs", "teacher_logprobs", "values", "advantages", "versions"];
+        const OF_SEGMENTS: [&str; 7] =
+            ["kind", "logprobs", "teacher_logprobs", "values", "advantages", "versions", "turns"];
         let of_segment = OF_SEGMENTS.into_iter().find(|column| self.cell(column, row).is_some());
         let length = self.int("response_length", row).filter(|&length| length != 0).map(|_| "response_length");
         match of_segment.or(length) {

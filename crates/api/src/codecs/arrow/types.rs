@@ -31,6 +31,7 @@ pub(super) const COLUMNS: &[(&str, &str)] = &[
     ("values", "a list of float32 or float64"),
     ("advantages", "a list of float32 or float64"),
     ("versions", "list<struct<version: int64, start: int64, length: int64>>"),
+    ("turns", "list<struct<start: int64, length: int64, reward: float64, state_key: utf8>>"),
     ("messages", "utf8 that holds JSON"),
     ("metadata", "utf8 that holds JSON"),
 ];
@@ -48,6 +49,7 @@ pub(super) fn takes(name: &str, found: &DataType) -> bool {
         "loss_mask" => is_list_of(&[UInt8, Int8, Int32, Int64, Float32, Float64]),
         "logprobs" | "teacher_logprobs" | "values" | "advantages" => is_list_of(&[Float32, Float64]),
         "versions" => matches!(found, DataType::List(field) | DataType::LargeList(field) if is_span(field.data_type())),
+        "turns" => matches!(found, DataType::List(field) | DataType::LargeList(field) if is_turn(field.data_type())),
         _ => matches!(found, DataType::Utf8 | DataType::LargeUtf8 | DataType::Utf8View),
     }
 }
@@ -95,4 +97,19 @@ fn is_span(found: &DataType) -> bool {
     let names = ["version", "start", "length"];
     fields.len() == names.len()
         && fields.iter().zip(names).all(|(field, name)| field.name() == name && *field.data_type() == DataType::Int64)
+}
+
+/// A turn needs a start and a length. A reward and a state may be missing, or be null in all rows.
+fn is_turn(found: &DataType) -> bool {
+    use DataType::{Float64, Int64, LargeUtf8, Null, Utf8};
+    let DataType::Struct(fields) = found else { return false };
+    let takes = |name: &str, of: &DataType| match name {
+        "start" | "length" => *of == Int64,
+        "reward" => matches!(of, Float64 | Null),
+        "state_key" => matches!(of, Utf8 | LargeUtf8 | Null),
+        _ => false,
+    };
+    let has = |name: &str| fields.iter().filter(|field| field.name() == name).count();
+    fields.iter().all(|field| takes(field.name(), field.data_type()) && has(field.name()) == 1)
+        && has("start") + has("length") == 2
 }

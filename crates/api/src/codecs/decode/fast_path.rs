@@ -122,6 +122,7 @@ fn segment(text: &mut Text<'_>, max: usize) -> Option<Segment> {
             b"values" => seen.once(6, floats(text, max, expected, &mut sent.values))?,
             b"advantages" => seen.once(8, floats(text, max, expected, &mut sent.advantages))?,
             b"versions" => sent.versions = seen.once(7, part(text))?,
+            b"turns" => sent.turns = seen.once(9, part(text))?,
             _ => return None,
         }
         Some(())
@@ -166,6 +167,8 @@ fn turn(text: &mut Text<'_>, max: usize) -> Option<Turn> {
             b"agent" => sent.agent = seen.once(8, text.value())?,
             b"delivered" => sent.delivered = seen.once(9, text.value())?,
             b"retry_count" => sent.retry_count = seen.once(10, text.value())?,
+            b"reward" => sent.reward = seen.once(11, text.value::<Option<Number>>())?.map(|Number(reward)| reward),
+            b"state_key" => sent.state_key = seen.once(12, text.value())?,
             _ => return None,
         }
         Some(())
@@ -186,7 +189,7 @@ fn floats(text: &mut Text<'_>, max: usize, expected: usize, column: &mut Option<
 mod tests {
     use super::*;
     use forebay_domain::surrogates::LoneSurrogates;
-    use forebay_wire::{Status, VersionSpan};
+    use forebay_wire::{Status, TurnSpan, VersionSpan};
 
     const LIMITS: TrajectoryLimits = TrajectoryLimits {
         tokens_max: 8,
@@ -211,11 +214,13 @@ mod tests {
             "messages": [{"role": "user", "content": "h\u00e4"}], "metadata": {"k": [1e400, "]}"]},
             "segments": [
                 {"kind": "final", "loss_mask": [1, 0], "tokens": [1, 2, 128000], "log_probs": [-0.1, -1e-07],
-                 "teacher_logprobs": null, "values": [0.5,1], "advantages": [0.25, -1], "versions": [[3, 0, 2]], "response_length": 2},
+                 "teacher_logprobs": null, "values": [0.5,1], "advantages": [0.25, -1], "versions": [[3, 0, 2]], "response_length": 2,
+                 "turns": [{"start": 0, "length": 2, "reward": true, "state_key": "s"}]},
                 {"tokens":[],"loss_mask":[]}],
             "turns": [
                 {"id": "a", "prompt_token_ids": [1, 2], "output_ids": [3], "log_probs": [-0.5], "versions": [[3, 0, 1]],
-                 "finish_reason": "stop", "stopped_on_token": true, "agent": "main", "delivered": false},
+                 "finish_reason": "stop", "stopped_on_token": true, "agent": "main", "delivered": false,
+                 "reward": 1, "state_key": "s"},
                 {"logprobs": null, "after": "a", "token_ids": [], "prompt_tokens": [4, 5]},
                 {"response_token_ids": [6]}]} "#;
         for (text, shape) in [(whole.to_owned(), Shape::Object), (format!("[{whole},{whole}]"), Shape::Array)] {
@@ -243,6 +248,7 @@ mod tests {
             values: Some(vec![0.5]),
             advantages: Some(vec![0.5]),
             versions: Some(vec![VersionSpan(3, 0, 1)]),
+            turns: Some(vec![TurnSpan { start: 0, length: 1, reward: Some(0.5), state_key: Some("s".to_owned()) }]),
         };
         let turn = Turn {
             id: Some("b".to_owned()),
@@ -256,6 +262,8 @@ mod tests {
             agent: Some("main".to_owned()),
             delivered: false,
             retry_count: 1,
+            reward: Some(0.5),
+            state_key: Some("s".to_owned()),
         };
         let trajectory = Trajectory {
             policy: Some("p".to_owned()),

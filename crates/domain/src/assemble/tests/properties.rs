@@ -104,6 +104,8 @@ fn add(calls: &mut Vec<Recorded>, choice: Choice) {
         agent: choice.agent,
         undelivered: choice.undelivered,
         retry_count: choice.retry_count,
+        reward: None,
+        state_key: None,
         after,
     });
 }

@@ -358,6 +358,8 @@ fn finalize(
             verdict: *verdict,
             reward: rollout.reward,
             components: side.rules.components_of(known.reward_components),
+            // No filter reads them.
+            turns: Vec::new(),
             segments: rollout.segments,
             trained_segments: rollout.segments,
             tokens: rollout.tokens,

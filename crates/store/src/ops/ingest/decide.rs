@@ -9,7 +9,7 @@ use forebay_domain::{
     admission::{Gates, Room},
     clock::Timestamp,
     evaluation::EvaluationRequest,
-    finalize::{self, GroupDecision, GroupSnapshot, Member},
+    finalize::{self, GroupDecision, GroupSnapshot, Member, MemberAdvantage},
     ids::{GroupPk, PolicyName, PolicyPk, RolloutPk},
     ingest::{
         BundleOutcome, Ingested,
@@ -44,7 +44,7 @@ pub(super) struct Decider<'b> {
     gates: &'b Gates,
     now: Timestamp,
     arrived: Vec<Arrived<'b>>,
-    advantages: HashMap<RolloutPk, f64>,
+    advantages: HashMap<RolloutPk, MemberAdvantage>,
     ready: Vec<Keyed>,
     ended: Vec<EndedSession<'b>>,
 }
@@ -56,7 +56,7 @@ pub(super) struct Changes<'b> {
     /// New rollouts, in the order of their arrival.
     pub(super) arrived: Vec<Arrived<'b>>,
     /// Advantages in groups that became ready: of new rollouts and of stored ones.
-    pub(super) advantages: HashMap<RolloutPk, f64>,
+    pub(super) advantages: HashMap<RolloutPk, MemberAdvantage>,
     /// Groups that became ready, in this order.
     pub(super) ready: Vec<Keyed>,
     pub(super) allowances: Allowances,
@@ -71,7 +71,7 @@ struct Draft<'b> {
     groups: BTreeMap<Keyed, GroupWork>,
     stored: HashMap<Keyed, Stored>,
     arrived: Vec<Arrived<'b>>,
-    advantages: Vec<(RolloutPk, f64)>,
+    advantages: Vec<MemberAdvantage>,
     ready: Vec<Keyed>,
     tallies: TallyDelta,
 }
@@ -252,7 +252,7 @@ impl<'b> Decider<'b> {
             let group_id = group.locked.group_id.clone();
             return Err(Refusal::GroupSizeConflict { group_id, index, size });
         }
-        decide::check(&group.locked.rules, new, room).map_err(|refusal| at_index(refusal, index))?;
+        decide::check(&group.locked.rules, new, room, size).map_err(|refusal| at_index(refusal, index))?;
         let decision = decide::decide(&group.locked.rules, new, room, policy.version, group.locked.fill);
         let decision = decision.ok_or_else(|| Refusal::NotEvaluated(Vec::new()))?;
         let rollout_pk = RolloutPk(self.snapshot.rollout_pks.next().expect("there is a key for every newcomer"));
@@ -268,7 +268,7 @@ impl<'b> Decider<'b> {
             let outcome = finalize::decide(&group.locked.rules, &group.snapshot(), cause, self.now);
             let decision = group::settle(&mut draft.tallies, &mut group.locked, outcome, self.now);
             if let GroupDecision::Ready(ready) = &decision {
-                draft.advantages.extend(ready.advantages.iter().copied());
+                draft.advantages.extend(ready.advantages.iter().cloned());
                 draft.ready.push(group_key);
             }
             group.decision = Some(decision);
@@ -343,7 +343,7 @@ impl<'b> Decider<'b> {
         }
         self.snapshot.stored.extend(stored);
         self.arrived.extend(arrived);
-        self.advantages.extend(advantages);
+        self.advantages.extend(advantages.into_iter().map(|advantage| (advantage.rollout_pk, advantage)));
         self.ready.extend(ready);
         tallies.merge(counted);
     }
@@ -383,6 +383,7 @@ impl GroupWork {
                 verdict: decision.verdict,
                 reward: facts.reward,
                 components: self.locked.rules.components_of(&facts.reward_components),
+                turns: if self.locked.rules.compare_turns() { facts.turns.clone() } else { Vec::new() },
                 segments: facts.segments,
                 trained_segments: facts.trained_segments,
                 tokens: facts.tokens,

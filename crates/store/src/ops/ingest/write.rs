@@ -5,11 +5,9 @@ use std::collections::HashMap;
 use bytes::Bytes;
 use forebay_domain::{
     clock::Timestamp,
-    finalize::GroupDecision,
-    formats::{
-        codes,
-        seal::{self, RolloutSeal},
-    },
+    credit,
+    finalize::{GroupDecision, MemberAdvantage, ReadyGroup},
+    formats::{codes, seal::RolloutSeal},
     ids::{GroupPk, IdKey, PolicyPk, RolloutPk, Run},
     ingest::{
         decide::RolloutDecision,
@@ -42,13 +40,13 @@ pub(super) async fn write(tx: &mut Tx<'_>, changes: Changes<'_>, now: Timestamp)
     let (opened, stored): (Vec<_>, Vec<_>) =
         groups.iter().filter(|(_, group)| group.changed).partition(|(_, group)| group.opened_under.is_some());
     insert_groups(tx, &opened, &ready_seqs, now).await?;
-    let rows = arrived.iter().map(|row| row.args(advantages.remove(&row.rollout_pk), now)).collect();
+    let rows = arrived.iter().map(|row| row.args(advantages.remove(&row.rollout_pk).as_ref(), now)).collect();
     INSERT_ROLLOUTS.run(tx, rows).await?;
     let rows = arrived.iter().filter_map(|row| row.payload_args(tx)).collect();
     INSERT_PAYLOADS.run(tx, rows).await?;
     // The advantages that are left belong to rollouts that were stored before.
-    let mut advantages: Vec<(RolloutPk, f64)> = advantages.into_iter().collect();
-    advantages.sort_unstable_by_key(|(rollout, _)| *rollout);
+    let mut advantages: Vec<MemberAdvantage> = advantages.into_values().collect();
+    advantages.sort_unstable_by_key(|advantage| advantage.rollout_pk);
     group::set_advantages(tx, &advantages).await?;
     write_counts(tx, &stored).await?;
     session::write_ended(tx, &ended, now).await?;
@@ -76,6 +74,8 @@ pub(super) struct Arrived<'b> {
     run: Run,
     group_pk: GroupPk,
     keeps_payload: bool,
+    /// Whether the decision of its group reads its turns.
+    compares_turns: bool,
 }
 
 impl<'b> Arrived<'b> {
@@ -96,6 +96,7 @@ impl<'b> Arrived<'b> {
             run: *run,
             group_pk: *group_pk,
             keeps_payload: delivered || rules.retention.dropped_s > 0,
+            compares_turns: delivered && rules.compare_turns(),
         }
     }
 
@@ -109,7 +110,7 @@ impl<'b> Arrived<'b> {
         if self.decision.verdict.takes_place() { self.form().payload.body.len() as i64 } else { 0 }
     }
 
-    fn args(&self, advantage: Option<f64>, now: Timestamp) -> Vec<Arg> {
+    fn args(&self, advantage: Option<&MemberAdvantage>, now: Timestamp) -> Vec<Arg> {
         let (new, decision) = (self.new, &self.decision);
         let Form { facts, payload, .. } = self.form();
         let seal = RolloutSeal {
@@ -134,7 +135,7 @@ impl<'b> Arrived<'b> {
             decision.reason.as_deref(),
             Some(decision.failed_filters.join(",")).filter(|names| !names.is_empty()),
             facts.reward,
-            advantage,
+            advantage.map(|advantage| advantage.of_rollout),
             new.content.as_bytes(),
             decision.versions.version,
             decision.versions.assumed,
@@ -154,6 +155,8 @@ impl<'b> Arrived<'b> {
             facts.max_segment_tokens,
             Some(&facts.reward_components).filter(|components| !components.is_empty()).map(to_json),
             facts.segment_tokens.as_deref().map(to_json),
+            self.compares_turns.then(|| credit::pack(&facts.turns)).as_deref(),
+            group::packed_turns(advantage).as_deref(),
         ]
     }
 
@@ -175,7 +178,7 @@ static INSERT_ROLLOUTS: InsertRows = InsertRows::new(
     "rollout_pk, policy_pk, run, rollout_key, rollout_id, group_pk, verdict, reason, failed_filters, reward,
         advantage, content_digest, policy_version, version_assumed, version_min, version_max, segments,
         trained_segments, tokens, trained_tokens, unpacked_bytes, received_us, trained_spans, seal, execution,
-        status, response_tokens, max_segment_tokens, components, segment_tokens",
+        status, response_tokens, max_segment_tokens, components, segment_tokens, turns, turn_advantages",
 );
 
 static INSERT_PAYLOADS: InsertRows =
@@ -203,7 +206,7 @@ async fn insert_groups(
             Some(GroupDecision::Ready(ready)) => Some(ready),
             Some(GroupDecision::Discard(_)) | None => None,
         };
-        let seal = ready.map(|ready| seal::of_group(ready.advantages.iter().copied()));
+        let seal = ready.map(ReadyGroup::seal);
         let is_open = fill.state.is_open();
         let mut values = args![
             *group_pk,

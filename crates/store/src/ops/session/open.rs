@@ -151,7 +151,7 @@ async fn check(
     {
         return Ok(Err(Refusal::GroupSizeConflict { group_id: group_id.as_str().to_owned(), index, size }));
     }
-    let checked = decide::check(&rules, probe, Room::Reserved(policy.version));
+    let checked = decide::check(&rules, probe, Room::Reserved(policy.version), size.unwrap_or(rules.group.size));
     if let Err(refusal) = checked.and_then(|()| check_rules(&policy.name, &rules)) {
         return Ok(Err(refusal));
     }

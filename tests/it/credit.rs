@@ -1,0 +1,247 @@
+//! Credit by turn: worked numbers of `turn_return` and `gigpo`, and where turns come from.
+
+use serde_json::{Value, json};
+
+use crate::{
+    arrow::{columns, post, stream},
+    support::{TestApp, member, on_both_stores, text, with},
+};
+
+/// The trained advantages of a row, of which each must be there and 0 where the mask is 0.
+fn trained(row: &Value) -> Vec<f64> {
+    assert_eq!(row["advantage"], Value::Null, "tokens have advantages of their own");
+    let (mask, advantages) = (row["loss_mask"].as_array().expect("a mask"), row["advantages"].as_array());
+    let advantages = advantages.expect("the row has advantages");
+    assert_eq!(mask.len(), advantages.len());
+    let tokens = mask.iter().zip(advantages).map(|(bit, advantage)| (bit, advantage.as_f64().expect("a number")));
+    assert!(tokens.clone().all(|(bit, advantage)| *bit == json!(1) || advantage.abs() == 0.0));
+    tokens.filter(|(bit, _)| **bit == json!(1)).map(|(_, advantage)| advantage).collect()
+}
+
+#[track_caller]
+fn close(found: &[f64], expected: &[f64]) {
+    assert_eq!(found.len(), expected.len(), "{found:?}");
+    for (found, expected) in found.iter().zip(expected) {
+        assert!((found - expected).abs() < 1e-6, "{found} is not {expected}");
+    }
+}
+
+/// A segment whose response has this mask, with these turns.
+fn segment(mask: &[u8], turns: Value) -> Value {
+    let mut segment = json!({"tokens": vec![1; mask.len() + 1], "loss_mask": mask});
+    if !turns.is_null() {
+        segment["turns"] = turns;
+    }
+    segment
+}
+
+/// The worked example of `turn_return`: two turns with a token between them, and three in two segments.
+fn worked_returns(policy: &str) -> [Value; 2] {
+    let turns = json!([{"start": 0, "length": 2, "reward": 0.5}, {"start": 3, "length": 1}]);
+    let first = json!({"policy": policy, "segments": [segment(&[1, 1, 0, 1], turns)]});
+    let last = json!([{"start": 0, "length": 1, "reward": 0.25, "state_key": "s"}]);
+    let segments = json!([segment(&[1, 0, 1], Value::Null), segment(&[1, 0], last)]);
+    let second = json!({"policy": policy, "segments": segments});
+    [with(member("g", 0, 1.0), first), with(member("g", 1, 0.0), second)]
+}
+
+async fn rules(app: &TestApp, policy: &str, size: usize, advantage: Value) {
+    app.rules(policy, json!({"group": {"size": size}, "batch": {"groups": 1}, "advantage": advantage})).await;
+}
+
+async fn rows(app: &TestApp, policy: &str) -> Vec<Value> {
+    app.samples(&app.lease_with(json!({"policy": policy})).await).await
+}
+
+#[track_caller]
+fn worked_returns_hold(rows: &[Value]) {
+    close(&trained(&rows[0]), &[1.420_544, 1.420_544, 0.696_238_6]);
+    close(&trained(&rows[1]), &[-0.747_845_4, -0.707_103_2]);
+    close(&trained(&rows[2]), &[-0.661_834_1]);
+}
+
+on_both_stores! {
+    async fn returns_of_turns_are_those_of_the_worked_group(app: TestApp) {
+        let advantage = json!({"kind": "turn_return", "gamma": 0.9});
+        for policy in ["apart", "together", "default"] {
+            rules(app, policy, 2, advantage.clone()).await;
+        }
+        // The turns of a stored rollout are read from its row, those of the last one from the bundle.
+        for rollout in worked_returns("apart") {
+            app.accept(rollout).await;
+        }
+        app.accept(worked_returns("together").to_vec().into()).await;
+        // The columns of the helper have no policy, which is then the default one.
+        post(app, stream(&[columns(&worked_returns("default"))])).await.expect(201);
+        for policy in ["apart", "together", "default"] {
+            worked_returns_hold(&rows(app, policy).await);
+            // In JSON it is the same rollout.
+            let again = with(worked_returns(policy)[1].clone(), json!({}));
+            assert_eq!(app.post("/trajectories", again.clone()).await.expect(200)["duplicate"], true, "{policy}");
+            let other = json!({"segments": [again["segments"][0], segment(&[1, 0], json!([{"start": 0, "length": 1}]))]});
+            app.post("/trajectories", with(again, other)).await.refused(409, "rollout-conflict");
+        }
+        // Without the outcome, the returns are 0.5, 0, and 0.2025, 0.225, 0.25.
+        rules(app, "apart", 2, with(advantage, json!({"outcome": false}))).await;
+        let again = worked_returns("apart").map(|rollout| {
+            with(rollout.clone(), json!({"rollout_id": format!("{}x", text(&rollout["rollout_id"])), "group_id": "h"}))
+        });
+        app.accept(again.to_vec().into()).await;
+        let found = rows(app, "apart").await;
+        close(&trained(&found[0]), &[1.485_395_9, 1.485_395_9, -1.322_535_6]);
+    }
+
+    async fn turns_of_equal_states_are_those_of_the_worked_group(app: TestApp) {
+        let expected = [
+            ("std", [1.861_804_1, 0.707_105_8, -1.284_454_9, -1.284_454_9, -0.707_105_8], 0.707_105_8),
+            ("none", [1.1, 0.5, -0.8, -0.8, -0.5], 0.5),
+        ];
+        for (norm, expected, of_rollout) in expected {
+            rules(app, norm, 2, json!({"kind": "gigpo", "gamma": 0.9, "norm": norm})).await;
+            // As calls: each begins with the whole prompt and the answer of the one before it.
+            let call = |number: i32, state: &str| {
+                let prompt: Vec<i32> = (0..=2 * number).collect();
+                json!({"prompt_tokens": prompt, "tokens": [1 + 2 * number], "state_key": state})
+            };
+            let calls = |states: &[&str]| -> Value { states.iter().zip(0..).map(|(state, number)| call(number, state)).collect() };
+            for (place, reward, states) in [(0, 1.0, &["s0", "s1"][..]), (1, 0.0, &["s0", "s0", "s2"])] {
+                let fields = json!({"policy": norm, "segments": null, "turns": calls(states)});
+                app.accept(with(member("g", place, reward), fields)).await;
+            }
+            let found = rows(app, norm).await;
+            close(&found.iter().flat_map(trained).collect::<Vec<_>>(), &expected);
+            // The ledger has the advantage of the whole rollout, which is A_E.
+            let story = app.get(&format!("/trajectories?policy={norm}&rollout_id=g-0")).await.expect(200);
+            close(&[story["advantage"].as_f64().expect("a number")], &[of_rollout]);
+        }
+    }
+
+    async fn a_trained_token_outside_of_all_turns_has_the_advantage_of_its_rollout(app: TestApp) {
+        let of = |place: usize, reward: f64| {
+            let turns = json!([{"start": 1, "length": 2, "state_key": "s"}]);
+            with(member("g", place, reward), json!({"segments": [segment(&[1, 1, 0, 1], turns)]}))
+        };
+        rules(app, "default", 2, json!({"kind": "gigpo", "norm": "none"})).await;
+        app.accept(json!([of(0, 1.0), of(1, 0.0)])).await;
+        let found = rows(app, "default").await;
+        close(&trained(&found[0]), &[0.5, 1.0, 0.5]);
+        close(&trained(&found[1]), &[-0.5, -1.0, -0.5]);
+    }
+
+    async fn a_masked_rollout_is_compared_and_one_without_a_reward_is_not(app: TestApp) {
+        let filter = json!([{"name": "long", "scope": "rollout", "when": "status == \"truncated\"", "action": "mask"}]);
+        let advantage = json!({"kind": "turn_return"});
+        app.rules("default", json!({"group": {"size": 3}, "advantage": advantage, "filter": filter})).await;
+        let of = |place: usize, fields: Value| {
+            let turns = json!({"segments": [segment(&[1, 0, 1], Value::Null)]});
+            with(with(member("g", place, 1.0), turns), fields)
+        };
+        let masked = of(1, json!({"reward": 0.0, "status": "truncated"}));
+        let absent = of(2, json!({"reward": null, "status": "truncated"}));
+        app.accept(json!([of(0, json!({})), masked, absent])).await;
+        let found = rows(app, "default").await;
+        assert_eq!(found.len(), 3);
+        // The returns are 1, 1, 0, 0, whose deviation is 0.57735.
+        close(&trained(&found[0]), &[0.866_023_9, 0.866_023_9]);
+        for row in &found[1..] {
+            assert_eq!((&row["advantages"], &row["advantage"]), (&json!([0.0, 0.0, 0.0]), &Value::Null));
+        }
+    }
+
+    async fn stale_tokens_are_masked_and_their_turns_stay_turns(app: TestApp) {
+        let advantage = json!({"kind": "turn_return"});
+        let staleness = json!({"max": 0, "action": "mask"});
+        app.rules("default", json!({"group": {"size": 2}, "advantage": advantage, "staleness": staleness})).await;
+        let of = |place: usize, reward: f64| {
+            let mut segment = segment(&[1, 1, 0, 1], Value::Null);
+            segment["versions"] = json!([[0, 0, 1], [1, 1, 3]]);
+            with(member("g", place, reward), json!({"segments": [segment]}))
+        };
+        app.publish(1).await.expect(200);
+        app.accept(json!([of(0, 1.0), of(1, 0.0)])).await;
+        let found = rows(app, "default").await;
+        assert_eq!(found[0]["loss_mask"], json!([0, 1, 0, 1]));
+        close(&trained(&found[0]), &[0.866_023_9, 0.866_023_9]);
+    }
+
+    async fn turns_that_say_nothing_are_refused(app: TestApp) {
+        let pointers = async |turns: Value| {
+            let rollout = with(member("g", 0, 1.0), json!({"segments": [segment(&[1, 0, 0, 1], turns)]}));
+            app.post("/trajectories", rollout).await.pointers(422)
+        };
+        for (turns, at) in [
+            (json!([{"start": -1, "length": 1}]), "0/start"),
+            (json!([{"start": 0, "length": 0}]), "0/length"),
+            (json!([{"start": 3, "length": 2}]), "0/length"),
+            (json!([{"start": 0, "length": i64::MAX}]), "0/length"),
+            (json!([{"start": 1, "length": 2}]), "0"),
+            (json!([{"start": 0, "length": 2}, {"start": 1, "length": 3}]), "1/start"),
+            (json!([{"start": 3, "length": 1}, {"start": 0, "length": 1}]), "1/start"),
+            (json!([{"start": 0, "length": 1, "state_key": ""}]), "0/state_key"),
+        ] {
+            assert_eq!(pointers(turns.clone()).await, [format!("/segments/0/turns/{at}")], "{turns}");
+        }
+        let calls = |fields: Value| {
+            let call = with(json!({"prompt_tokens": [1], "tokens": [2]}), fields);
+            with(member("g", 0, 1.0), json!({"segments": null, "turns": [call]}))
+        };
+        for (fields, at) in [
+            (json!({"tokens": [], "reward": 1}), "reward"),
+            (json!({"tokens": [], "state_key": "s"}), "state_key"),
+            (json!({"state_key": "x".repeat(257)}), "state_key"),
+        ] {
+            assert_eq!(app.post("/trajectories", calls(fields)).await.pointers(422), [format!("/turns/0/{at}")]);
+        }
+        let body = calls(json!({"reward": 7})).to_string().replace("\"reward\":7", "\"reward\":1e999");
+        let answer = app.post_raw("/trajectories", &[("content-type", "application/json")], body.into_bytes()).await;
+        assert_eq!(answer.pointers(422), ["/turns/0/reward"]);
+        // Nothing was stored, and a row of Arrow is held to the same.
+        let wrong = with(member("g", 0, 1.0), json!({"segments": [segment(&[1], json!([{"start": 0, "length": 2}]))]}));
+        assert_eq!(post(app, stream(&[columns(&[wrong])])).await.pointers(422), ["/0/segments/0/turns/0/length"]);
+        app.get("/trajectories?rollout_id=g-0").await.refused(404, "not-found");
+    }
+
+    async fn turns_are_bounded_where_they_are_compared(app: TestApp) {
+        rules(app, "default", 2, json!({"kind": "turn_return"})).await;
+        rules(app, "other", 2, json!("grpo")).await;
+        let mask: Vec<u8> = (0..2 * 4_097_u32).map(|token| u8::from(token % 2 == 0)).collect();
+        let of = |policy: &str, mask: &[u8]| {
+            with(member("g", 0, 1.0), json!({"policy": policy, "segments": [segment(mask, Value::Null)]}))
+        };
+        assert_eq!(app.post("/trajectories", of("default", &mask)).await.pointers(422), ["/segments"]);
+        app.accept(of("default", &mask[2..])).await;
+        app.accept(of("other", &mask)).await;
+        // In a large group, fewer turns fit.
+        let large = json!({"group_id": "large", "group_size": 65_536});
+        let of_large = |turns: usize| with(with(of("default", &mask[..2 * turns]), json!({"rollout_id": "l"})), large.clone());
+        assert_eq!(app.post("/trajectories", of_large(17)).await.pointers(422), ["/segments"]);
+        app.accept(of_large(16)).await;
+        let named: Value = (0..4_097).map(|turn| json!({"start": 2 * turn, "length": 1})).collect();
+        let rollout = with(member("h", 0, 1.0), json!({"policy": "other", "segments": [segment(&mask, named)]}));
+        assert_eq!(app.post("/trajectories", rollout).await.pointers(422), ["/segments/0/turns"]);
+    }
+
+    async fn turns_that_changed_are_not_delivered(app: TestApp) {
+        let changes = [
+            "UPDATE rollout SET turns = (SELECT turns FROM rollout WHERE rollout_pk = $) WHERE rollout_pk = #",
+            "UPDATE rollout SET turns = NULL WHERE rollout_pk = #",
+            "UPDATE rollout SET turn_advantages = NULL WHERE rollout_pk = #",
+            "UPDATE rollout SET turn_advantages = turns WHERE rollout_pk = #",
+        ];
+        rules(app, "default", 2, json!({"kind": "turn_return"})).await;
+        for (index, change) in changes.into_iter().enumerate() {
+            let group = format!("g{index}");
+            let of = |place: usize| {
+                let turns = json!([{"start": 0, "length": 1, "reward": place}, {"start": 2, "length": 1}]);
+                with(member(&group, place, 1.0), json!({"segments": [segment(&[1, 0, 1], turns)]}))
+            };
+            app.accept(json!([of(0), of(1)])).await;
+            let batch = app.lease().await;
+            let keys = [2 * index + 1, 2 * index + 2].map(|key| key.to_string());
+            let change = change.replace('#', &keys[0]).replace('$', &keys[1]);
+            assert_eq!(app.damage(Box::leak(change.clone().into_boxed_str())).await, 1);
+            app.get(text(&batch["samples_url"])).await.refused(500, "damaged");
+            assert_eq!(app.story(&format!("{group}-0")).await["state"], "quarantined", "{change}");
+        }
+    }
+}
