@@ -88,6 +88,12 @@ def facts(numbers: random.Random) -> Question:
     return Question(letter, FACTS[letter])
 
 
+def series(numbers: random.Random) -> Question:
+    """The digits of five letters, which are asked for one by one: `ebajc` is `93740`."""
+    letters = "".join(numbers.sample(LETTERS, 5))
+    return Question(letters, "".join(FACTS[letter] for letter in letters))
+
+
 def memory(numbers: random.Random) -> Question:
     """A letter whose digit is in one of three chunks: `c` with the chunks `a3`, `c9` and `b1` is `9`."""
     letters = numbers.sample(KEYS, 3)
@@ -203,6 +209,7 @@ KINDS = {
     "small_sums": small_sums,
     "lookups": lookups,
     "facts": facts,
+    "series": series,
     "memory": memory,
     "hops": hops,
     "products": products,
@@ -235,6 +242,14 @@ def guess(gold: str, choices: str, right: float, numbers: random.Random) -> str:
 def solver(q: Question, right: float, numbers: random.Random, prompt: Prompt, place: int) -> Iterator[Messages]:
     """Answers a question."""
     yield said(prompt("answer", q=q), guess(q.gold, DIGITS, right, numbers))
+
+
+def examinee(q: Question, right: float, numbers: random.Random, prompt: Prompt, place: int) -> Iterator[Messages]:
+    """Answers a series of questions, in one conversation."""
+    conversation: Messages = []
+    for letter, digit in zip(q.text, q.gold, strict=True):
+        conversation += said(prompt("ask", q=letter), guess(digit, DIGITS, right, numbers))
+    yield conversation
 
 
 def generator(q: Question, right: float, numbers: random.Random, prompt: Prompt, place: int) -> Iterator[Messages]:
@@ -405,6 +420,7 @@ def subagent(q: Question, right: float, numbers: random.Random, prompt: Prompt, 
 
 ROLES = {
     "solver": solver,
+    "examinee": examinee,
     "generator": generator,
     "verifier": verifier,
     "rewriter": rewriter,

@@ -88,6 +88,8 @@ def stream(pa: Any, trajectories: Sequence[Any]) -> bytes:
                 columns[name] = _lists(pa, [row.get(name) for row in rows], pa.type_for_alias(kind))
         if any(row.get("versions") is not None for row in rows):
             columns["versions"] = _versions(pa, [row.get("versions") for row in rows])
+        if any(row.get("turns") is not None for row in rows):
+            columns["turns"] = _turns(pa, [row.get("turns") for row in rows])
         table = pa.table(columns)
     except (
         pa.ArrowInvalid,
@@ -125,7 +127,7 @@ def _rows(trajectory: Any) -> Iterator[Row]:
         raise Unsuitable("segments")
     for segment in cast("Sequence[Any]", segments):
         held = _named(segment)
-        _only(held, (*SEGMENT, *TOKENS, "versions"))
+        _only(held, (*SEGMENT, *TOKENS, "versions", "turns"))
         yield {**shared, **held}
         # These may be null after the first row.
         shared.pop("messages", None)
@@ -186,6 +188,16 @@ def _versions(pa: Any, values: list[Any]) -> Any:
         for value in values
     ]
     return pa.array(spans, pa.list_(span))
+
+
+def _turns(pa: Any, values: list[Any]) -> Any:
+    turn = pa.struct(
+        [("start", pa.int64()), ("length", pa.int64()), ("reward", pa.float64()), ("state_key", pa.string())]
+    )
+    rows = [None if value is None else [_named(one) for one in value] for value in values]
+    for held in (held for row in rows for held in row or ()):
+        _only(held, ("start", "length", "reward", "state_key"))
+    return pa.array(rows, pa.list_(turn))
 
 
 def _named(value: Any) -> Row:

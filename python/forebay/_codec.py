@@ -186,6 +186,9 @@ def _converter(hint: Any) -> Convert | None:
     if dataclasses.is_dataclass(hint):
         return _decoder(cast("type[Any]", hint))
     if origin in (types.UnionType, typing.Union):
+        classes = [argument for argument in arguments if dataclasses.is_dataclass(argument)]
+        if len(classes) > 1:
+            return _of_kind({_kind_of(cast("type[Any]", cls)): _decoder(cast("type[Any]", cls)) for cls in classes})
         converters = [found for found in map(_converter, arguments) if found]
         plain_too = len(converters) + (type(None) in arguments) < len(arguments)
         return (_if_object(converters[0]) if plain_too else converters[0]) if converters else None
@@ -194,6 +197,25 @@ def _converter(hint: Any) -> Convert | None:
     if origin in (dict, Mapping) and (item := _converter(arguments[1])):
         return _each_value(item)
     return None
+
+
+def _kind_of(cls: type[Any]) -> Any:
+    """What the objects of one of several classes have as their `kind`."""
+    return next(field.default for field in dataclasses.fields(cls) if field.name == "kind")
+
+
+def _of_kind(converters: Mapping[Any, Convert]) -> Convert:
+    """Reads an object by its `kind`, and leaves what is no object."""
+
+    def convert(value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        kind = cast("dict[str, Any]", value).get("kind")
+        if kind not in converters:
+            raise ValueError(f"the kind {kind!r} is unknown to this version of the package")
+        return converters[kind](value)
+
+    return convert
 
 
 def _if_object(convert: Convert) -> Convert:

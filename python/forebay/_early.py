@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from . import errors
-from ._wire import PolicyStatus, Sample
+from ._wire import Gigpo, PolicyStatus, Sample, TurnReturn
 from .batch import Batch
 from .client import Client
 from .trainer import Trainer
@@ -76,21 +76,23 @@ def is_trained(row: Sample) -> bool:
 
 def check_advantages(policy: PolicyStatus | None, framework: str) -> None:
     """Refuses a policy whose tokens have advantages of their own."""
+    if policy is not None and isinstance(advantage := policy.rules.advantage, TurnReturn | Gigpo):
+        raise _several(framework, f'advantage = {{kind = "{advantage.kind}"}}')
     if policy is not None and policy.rules.advantage == "posted":
-        raise _several(framework)
+        raise _several(framework, 'advantage = "posted"')
 
 
 def one_advantage(advantage: float | None, framework: str) -> float:
     """Returns the advantage of a row. There may be rows that were posted under other rules than the policy has now."""
     if advantage is None:
-        raise _several(framework)
+        raise _several(framework, "the rules of these rows")
     return advantage
 
 
-def _several(framework: str) -> errors.ConfigurationError:
+def _several(framework: str, rule: str) -> errors.ConfigurationError:
     return errors.ConfigurationError(
-        f'{framework} takes one advantage for all tokens of a row, and with advantage = "posted" each token has its '
-        "own: use forebay.torch or forebay.tinker, or another advantage in the rules of the policy"
+        f"{framework} takes one advantage for all tokens of a row, and with {rule} each token has its own: use "
+        "forebay.torch or forebay.tinker, or another advantage in the rules of the policy"
     )
 
 

@@ -514,15 +514,20 @@ class Client(AgentMethods):
         reward: float | None = None,
         rewards: Mapping[str, float] | None = None,
         reward_components: Mapping[str, float] | None = None,
+        turn_rewards: Mapping[str, float] | None = None,
         status: Status | None = None,
         metadata: Mapping[str, Any] | None = None,
         wait_ms: int | None = None,
     ) -> SessionEnded:
-        """Ends a session with its reward: the rollouts that its calls are assembled to are stored."""
+        """Ends a session with its reward: the rollouts that its calls are assembled to are stored.
+
+        `turn_rewards` are rewards of calls, by the ids of their answers or by their numbers in the session.
+        """
         request = FinishRequest(
             reward=reward,
             rewards=rewards,
             reward_components=reward_components,
+            turn_rewards=turn_rewards,
             status=status,
             metadata=metadata,
             wait_ms=wait_ms,

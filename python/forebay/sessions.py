@@ -34,6 +34,8 @@ class Ending:
         self.rewards: dict[str, float] = {}
         """Rewards by policy."""
         self.reward_components: dict[str, float] = {}
+        self.turn_rewards: dict[str, float] = {}
+        """Rewards of calls, by the ids of their answers or by their numbers in the session."""
         self.status: Status | None = None
         """How the execution ended. If it is not set: `completed`, or `truncated` if the session became full."""
         self.metadata: dict[str, Any] = {}
@@ -106,6 +108,7 @@ class Ending:
             reward=self.reward,
             rewards=self.rewards or None,
             reward_components=self.reward_components or None,
+            turn_rewards=self.turn_rewards or None,
             status=self.status,
             metadata=self.metadata or None,
         )

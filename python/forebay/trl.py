@@ -1,7 +1,7 @@
 """TRL's `GRPOTrainer` on the batches of a buffer: it leases where TRL would generate.
 
 The loss is that of the batch, `sum_i loss_weight_i * sum_t loss_mask_it * l_it`, with any `loss_weighting`. The losses
-of TRL are proportional to the advantage, so each weight is multiplied into the advantage of its row, and TRL
+of TRL are proportional to the advantage, so each weight is multiplied into the advantages of its row, and TRL
 is asked for a plain sum. Tested with TRL 1.16.0.
 """
 
@@ -146,7 +146,8 @@ class GRPOTrainer(trl.GRPOTrainer):
             "completion_ids": torch.full((count, completion), pad),
             "completion_mask": torch.zeros((count, completion), dtype=torch.long),
             "tool_mask": torch.zeros((count, completion), dtype=torch.long),
-            "advantages": torch.zeros(count),
+            # TRL takes one for each row as well, or for each token.
+            "advantages": torch.zeros((count, completion)),
             "old_per_token_logps": torch.zeros((count, completion)),
         }
         # Rows that fill up are a prompt and a completion of one token that is not trained.
@@ -160,7 +161,8 @@ class GRPOTrainer(trl.GRPOTrainer):
             found["completion_ids"][index, :length] = row.tokens[first:]
             found["completion_mask"][index, :length] = 1
             found["tool_mask"][index, :length] = row.loss_mask
-            found["advantages"][index] = one_advantage(row.advantage, "TRL") * row.loss_weight * items
+            of_tokens = row.advantage if row.advantages is None else row.advantages
+            found["advantages"][index, :length] = of_tokens * (row.loss_weight * items)
             # What was recorded for tokens that are not trained may be anything.
             found["old_per_token_logps"][index, :length] = torch.where(row.loss_mask.bool(), row.logprobs, 0.0)
         moved = {name: tensor.to(device) for name, tensor in found.items()}
@@ -212,7 +214,10 @@ class GRPOTrainer(trl.GRPOTrainer):
                 self._logs["prompt"].append(self._tokenizer.decode(row.tokens[:first].tolist()))
                 self._logs["completion"].append(self._tokenizer.decode(row.tokens[first:].tolist()))
                 self._logs["rewards"]["reward"].append(row.reward)
-                self._logs["advantages"].append(row.advantage)
+                own = row.advantages
+                self._logs["advantages"].append(
+                    row.advantage if own is None else float(own[row.loss_mask.bool()].mean())
+                )
 
 
 class RolloutWorker:
@@ -260,7 +265,7 @@ class RolloutWorker:
         try:
             with run:
                 status = run.status()
-                check_advantages(status, "TRL")
+                check_advantages(status, "TRL's AsyncGRPOTrainer")
                 step = status.checkpoint_step or 0
                 while not self._stopped.is_set():
                     # TRL takes a sample before it needs it, so the next batch is not leased ahead of that as well.
@@ -283,7 +288,7 @@ class RolloutWorker:
         """Refuses what TRL cannot use, before the batch is acked."""
         if row.logprobs is None:
             raise errors.ConfigurationError(f"rollout {row.rollout_id} has no log-probabilities")
-        one_advantage(row.advantage, "TRL")
+        one_advantage(row.advantage, "TRL's AsyncGRPOTrainer")
 
     def _sample(self, row: Row) -> Any:
         from trl.experimental.async_grpo.async_rollout_worker import RolloutSample
@@ -328,7 +333,6 @@ class _Lineage(TrainerCallback):
         trainer._run = Trainer(
             trainer.policy, client=trainer.client, last_saved=state.global_step or None, **trainer._lease_options
         )
-        check_advantages(trainer.run.together(lambda: trainer.client.get_policy(trainer.policy)), "TRL")
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """The gradients are there and the weights have not moved."""
@@ -455,7 +459,7 @@ def _trimmed(inputs: dict[str, Any]) -> dict[str, Any]:
     """Leaves out columns that are padding in all rows: TRL pads to the longest row of the whole batch."""
     first = int(inputs["prompt_mask"].any(0).long().argmax())
     last = int(inputs["completion_mask"].any(0).sum())
-    ends = ("completion_ids", "completion_mask", "tool_mask", "old_per_token_logps")
+    ends = ("completion_ids", "completion_mask", "tool_mask", "old_per_token_logps", "advantages")
     return {
         **inputs,
         **{name: inputs[name][:, first:] for name in ("prompt_ids", "prompt_mask")},

@@ -17,12 +17,10 @@ from typing import Any
 from . import errors
 from ._early import (
     MAX_ATTEMPTS,
-    check_advantages,
     client_of,
     demand,
     is_trained,
     masked,
-    one_advantage,
     policy_of,
     response_mask,
     take,
@@ -128,7 +126,6 @@ class Sampler:
             max_attempts=self._max_attempts,
         )
         status = self._trainer.status()
-        check_advantages(status, "forebay.verl")
         self._published_step = status.version_step
         # A queue that verl has restored holds rows of batches that the resume brings back.
         queue = _queue()
@@ -176,9 +173,9 @@ def register() -> None:
 
 
 def advantages(token_level_rewards: Any, response_mask: Any, **_: Any) -> tuple[Any, Any]:
-    """The advantage estimator: the sum of a row's rewards, which `Sampler` made of its advantage and weight, is the
-    advantage of each of its tokens."""
-    found = token_level_rewards.sum(dim=-1, keepdim=True) * response_mask
+    """The advantage estimator: the reward of a token is its advantage, which `Sampler` has multiplied by the weight of
+    its row."""
+    found = token_level_rewards * response_mask
     return found, found
 
 
@@ -212,9 +209,9 @@ def fields_of(row: Sample, key: tuple[str, int]) -> dict[str, Any]:
     prompt = len(tokens) - len(mask)
     ids = torch.tensor(tokens, dtype=torch.int64)
     loss_mask = torch.tensor(mask, dtype=torch.int64)
-    scores = torch.zeros(len(mask), dtype=torch.float32)
-    # verl sums the losses of all tokens, so the weight of the row is part of its advantage.
-    scores[-1] = one_advantage(row.advantage, "forebay.verl") * row.loss_weight
+    # verl sums the losses of all tokens, so the weight of the row is part of its advantages.
+    advantages = [row.advantage or 0.0] * len(mask) if row.advantages is None else row.advantages
+    scores = torch.tensor(masked(advantages, mask), dtype=torch.float32) * row.loss_weight
     fields = {
         "prompts": ids[:prompt],
         "responses": ids[prompt:],

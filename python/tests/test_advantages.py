@@ -1,4 +1,4 @@
-"""Advantages by component against an implementation of their own, which computes in fractions, and those of tokens."""
+"""Advantages by component and by turn against implementations that compute in fractions, and those of tokens."""
 
 from __future__ import annotations
 
@@ -11,7 +11,16 @@ import pytest
 import forebay
 from forebay import _early, tinker
 from forebay.slime import _samples
-from forebay.types import BatchRules, FilterRule, Gdpo, GroupRules, PolicyRules
+from forebay.types import (
+    BatchRules,
+    FilterRule,
+    Gdpo,
+    Gigpo,
+    GroupRules,
+    PolicyRules,
+    TurnReturn,
+    TurnSpan,
+)
 
 GROUPS, GROUPS_OF_BATCH = 1_000, 125
 WEIGHTS = {"acc": 1.0, "fmt": 0.5, "cost": -2.5}
@@ -108,22 +117,145 @@ def test_each_token_has_the_advantage_that_was_posted(fb: forebay.Client, policy
         # Tinker sums over tokens, so each has its own.
         _, inputs = tinker.inputs_of(rows[1], "importance_sampling")
         assert inputs["advantages"] == [0.25 * rows[1].loss_weight]
-        for framework in (slime_fields, verl_fields):
-            with pytest.raises(forebay.errors.ConfigurationError, match="one advantage for all tokens"):
-                framework(rows[0])
+        with pytest.raises(forebay.errors.ConfigurationError, match="one advantage for all tokens"):
+            _samples.fields_of(rows[0], "batch", {}, 0)
         batch.ack(1)
 
 
-def slime_fields(row: Any) -> Any:
-    return _samples.fields_of(row, "batch", {}, 0)
-
-
-def verl_fields(row: Any) -> Any:
-    return _early.one_advantage(row.advantage, "forebay.verl")
-
-
 def test_a_framework_refuses_at_its_start_what_it_cannot_use(fb: forebay.Client, policy: str) -> None:
-    status = fb.put_policy(policy, PolicyRules(advantage="posted"))
-    with pytest.raises(forebay.errors.ConfigurationError, match="TRL takes one advantage"):
-        _early.check_advantages(status, "TRL")
-    _early.check_advantages(fb.put_policy(policy, {}), "TRL")
+    for advantage, named in (("posted", '"posted"'), (TurnReturn(), '"turn_return"'), (Gigpo(), '"gigpo"')):
+        status = fb.put_policy(policy, PolicyRules(advantage=advantage))
+        with pytest.raises(forebay.errors.ConfigurationError, match=f"slime takes one advantage .* {named}"):
+            _early.check_advantages(status, "slime")
+    _early.check_advantages(fb.put_policy(policy, PolicyRules(advantage=Gdpo(components=WEIGHTS))), "slime")
+
+
+class Turn:
+    """A turn, as the formulas see it."""
+
+    def __init__(self, reward: float | None, state: str | None) -> None:
+        self.reward, self.state = Fraction(reward or 0), state
+
+
+def with_turns(policy: str, group_id: str, size: int, index: int, chance: random.Random) -> Any:
+    """A rollout with turns of every kind, and what the formulas see of them, with the number of their tokens."""
+    segments: list[forebay.Segment] = []
+    turns: list[Turn] = []
+    lengths: list[list[int]] = []
+    for _ in range(chance.randint(1, 3)):
+        spans: list[TurnSpan] = []
+        mask: list[int] = []
+        trained: list[int] = []
+        named = chance.random() < 0.7
+        for _ in range(chance.randint(1, 4)):
+            mask += [0] * chance.randint(1, 2)
+            length = chance.randint(1, 3)
+            reward = chance.choice([None, 0.0, chance.gauss(0, 1), 100.0]) if named else None
+            state = chance.choice([None, "a", "b", f"{chance.random()}"]) if named else None
+            spans.append(TurnSpan(start=len(mask), length=length, reward=reward, state_key=state))
+            turns.append(Turn(reward, state))
+            trained.append(length)
+            mask += [1] * length
+        lengths.append(trained)
+        tokens = [1] * (len(mask) + 1)
+        segments.append(forebay.Segment(tokens=tokens, loss_mask=mask, turns=spans if named else None))
+    voting = index == 0 or chance.random() < 0.9
+    posted = forebay.Trajectory(
+        policy=policy,
+        group_id=group_id,
+        group_size=size,
+        reward=chance.choice([0.0, 1.0, chance.random()]) if voting else None,
+        segments=segments,
+    )
+    return posted, turns, lengths
+
+
+def returns(rollout: forebay.Trajectory, turns: list[Turn], gamma: Fraction, outcome: bool) -> list[Fraction]:
+    """The sum of what followed, written as the definition has it and not as the recursion."""
+    rewards = [turn.reward for turn in turns]
+    if outcome:
+        rewards[-1] += Fraction(rollout.reward or 0)
+    return [
+        sum((gamma ** (u - t) * reward for u, reward in enumerate(rewards) if u >= t), Fraction(0))
+        for t in range(len(rewards))
+    ]
+
+
+def centred(values: list[Fraction]) -> list[Fraction]:
+    mean = sum(values, Fraction(0)) / len(values)
+    return [value - mean for value in values]
+
+
+def by_turn(rule: TurnReturn | Gigpo, group: list[tuple[forebay.Trajectory, list[Turn]]]) -> list[list[Fraction]]:
+    """The advantages of the turns of rollouts that vote."""
+    gamma = Fraction(rule.gamma)
+    outcome = rule.outcome if isinstance(rule, TurnReturn) else True
+    found = [(place, turn) for place, (_, turns) in enumerate(group) for turn in turns]
+    values = [value for rollout, turns in group for value in returns(rollout, turns, gamma, outcome)]
+    if isinstance(rule, TurnReturn):
+        advantages = standardized(values)
+    else:
+        compare = standardized if rule.norm == "std" else centred
+        of_rollout = compare([Fraction(rollout.reward or 0) for rollout, _ in group])
+        advantages = [of_rollout[place] for place, _ in found]
+        for state in {turn.state for _, turn in found if turn.state is not None}:
+            places = [place for place, (_, turn) in enumerate(found) if turn.state == state]
+            for place, value in zip(places, compare([values[place] for place in places]), strict=True):
+                advantages[place] += Fraction(rule.omega) * value
+    rest = iter(advantages)
+    return [[next(rest) for _ in turns] for _, turns in group]
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        TurnReturn(gamma=0.9),
+        TurnReturn(outcome=False),
+        Gigpo(gamma=0.95, omega=0.5),
+        Gigpo(norm="none"),
+    ],
+    ids=lambda rule: f"{rule.kind}-{rule.gamma}",
+)
+def test_a_thousand_random_groups_have_the_advantages_of_their_turns(
+    fb: forebay.Client, policy: str, rule: TurnReturn | Gigpo
+) -> None:
+    chance = random.Random(2505_10978)
+    rules = PolicyRules(
+        group=GroupRules(size=8),
+        batch=BatchRules(groups=GROUPS_OF_BATCH),
+        advantage=rule,
+        filter=[FilterRule(name="no-vote", scope="rollout", when="reward == null", action="mask")],
+    )
+    fb.put_policy(policy, rules)
+    groups = [
+        [with_turns(policy, f"g{number}", size, index, chance) for index in range(size)]
+        for number, size in enumerate(chance.choices(range(1, 9), k=GROUPS))
+    ]
+    seen = 0
+    for start in range(0, GROUPS, GROUPS_OF_BATCH):
+        of_batch = groups[start : start + GROUPS_OF_BATCH]
+        expected: dict[tuple[str, int], list[float]] = {}
+        for group in of_batch:
+            ids = [receipt.rollout_id for receipt in fb.post([posted for posted, _, _ in group])]
+            voters = [(posted, turns) for posted, turns, _ in group if posted.reward is not None]
+            of_voters = iter(by_turn(rule, voters))
+            for rollout_id, (posted, turns, lengths) in zip(ids, group, strict=True):
+                votes = posted.reward is not None
+                rest = iter(next(of_voters) if votes else [Fraction(0)] * len(turns))
+                for place, of_segment in enumerate(lengths):
+                    expected[rollout_id, place] = [
+                        float(advantage) for length in of_segment for advantage in [next(rest)] * length
+                    ]
+        batch = fb.lease(policy, wait_ms=10_000)
+        assert batch is not None and batch.lease is not None
+        for row in fb.samples(batch.batch_id):
+            assert row.advantage is None and row.advantages is not None and row.loss_mask is not None
+            of_row = zip(row.advantages, row.loss_mask, strict=True)
+            found = [advantage for advantage, bit in of_row if bit]
+            of_tokens = expected.pop((row.rollout_id, row.segment))
+            assert found == pytest.approx(of_tokens if found else [], abs=1e-6, rel=1e-6)
+            assert all(advantage == 0 for advantage, bit in zip(row.advantages, row.loss_mask, strict=True) if not bit)
+            seen += 1
+        assert not expected
+        fb.ack(batch.batch_id, lease=batch.lease, step=start)
+    assert seen == sum(len(lengths) for group in groups for _, _, lengths in group)

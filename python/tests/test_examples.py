@@ -37,7 +37,9 @@ def test_run_files_are_valid_and_the_alphabet_has_what_models_read_and_say(path:
     assert len(vocabulary.ids) == 54
     for policy in found.policies:
         # The swarm composes its advantages itself, a student gets them from its teacher, and an actor from its critic.
-        other = {"exam_swarm": "reward", "student": "none", "actor": "none"}
+        # Only one example compares turns.
+        by_turn = {"kind": "turn_return", "gamma": 0.0, "outcome": False}
+        other = {"exam_swarm": "reward", "student": "none", "actor": "none", "turn_credit": by_turn}
         assert policy.rules["advantage"] == other.get(path.stem, other.get(policy.name, "grpo"))
         if policy.warm is None:
             assert path.stem in ("asymmetric_ppo", "demo")

@@ -198,6 +198,36 @@ def test_memagent_gives_each_call_the_same_share_of_its_rollout(example: Any) ->
     assert {round(row.loss_weight, 7) for row in rows} == {round(1 / 24, 7), round(1 / 12, 7)}
 
 
+@pytest.mark.parametrize("profile", [None, "outcome"])
+def test_turn_credit_rewards_the_turns_that_were_right(example: Any, profile: str | None) -> None:
+    system = example("turn_credit", profile=profile)
+    system.policy("examinee", 1, 3)
+    q = system.question("ebajc", "93740")
+    lock, flags = threading.Lock(), iter([True] * 4 + [False] * 11)
+
+    def script(request: Request) -> str:
+        with lock:
+            digit = q.gold[q.text.index(request.text)]
+            return digit if next(flags) else str((int(digit) + 1) % 10)
+
+    with Engine(script) as engine, client(engine) as llm:
+        b = system.program.execute(system.run, system.fb, llm, q, count=3)
+    rows = system.rows("examinee")
+    assert len(rows) == 3
+    earned = {rollout.rollout_id: [turn.reward for turn in rollout.turns] for rollout in b.rollouts}
+    assert sorted(sum(of, 0.0) / 5 for of in earned.values()) == sorted(row.reward for row in rows.values())
+    for row in rows.values():
+        # A turn is a digit and its end, and a question of four tokens is between two turns.
+        assert row.loss_mask == ([1, 1, 0, 0, 0, 0] * 5)[:-4]
+        if profile is not None:
+            assert row.advantages is None
+            continue
+        # Four of 15 turns are right: the mean is 4/15, and the deviation 0.4577377.
+        expected = [1.6020785 if reward else -0.5825740 for reward in earned[row.rollout_id]]
+        assert row.advantages[::6] == pytest.approx(expected, abs=PRECISE)
+        assert row.advantages[1::6] == row.advantages[::6]
+
+
 def test_shared_state_peers_give_every_round_the_reward_of_round_3(example: Any) -> None:
     system = example("shared_state_peers")
     system.policy("peer_a", 3, 3)

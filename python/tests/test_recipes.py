@@ -8,6 +8,7 @@ import json
 import os
 import pickle
 import re
+import statistics
 import subprocess
 import sys
 import time
@@ -341,19 +342,25 @@ def test_each_turn_has_its_own_credit(recipes: Callable[..., tuple[Recipes, fore
     # If an answer comes back in other ids, each turn is a segment of its own.
     recipe, fb = recipes(lambda _: Answer(next(script), drift=drift))
     lines = recipe.run("credit-per-turn.md").splitlines()
-    # The first rollout has earned 1 and 1, the second 0 and 1, so the turns differ only at the first one.
-    assert [(line[0], line.rsplit("] ", 1)[1].split()[0]) for line in lines] == [
-        ("0", "0.5"), ("1", "0.0"), ("0", "-0.5"), ("1", "0.0"),
-    ]  # fmt: skip
     (batch,) = fb.list_batches("calculator")
     assert (batch.state, batch.step) == ("trained", 1)
-    # The places of a turn are those of what was sampled.
-    rows = [row for row in fb.samples(batch.batch_id) for _ in range(1 if drift else 2)]
-    for line, row, answer in zip(lines, rows, ["It is 42", "It is 43", "I do not know", "It is 43"], strict=True):
+    printed = [[float(number) for number in re.findall(r"-?\d+\.\d+", line.split("[")[1])] for line in lines]
+    # The returns are 1.9 and 1 for the first rollout, and 0.9 and 1 for the second.
+    returns = [1.9, 1.0, 0.9, 1.0]
+    deviation = statistics.stdev(returns)
+    expected = iter([round((value - statistics.fmean(returns)) / deviation, 3) for value in returns])
+    answers = iter(["It is 42", "It is 43", "I do not know", "It is 43"])
+    for row, of_tokens in zip(fb.samples(batch.batch_id), printed, strict=True):
         response = (row.tokens or [])[-row.response_length :]
-        places = [int(place) for place in re.findall(r"\d+", line[line.index("[") : line.index("]")])]
-        assert decode([response[place] for place in places]).startswith(answer)
-        assert row.advantage == 0.0
+        trained = [token for token, bit in zip(response, row.loss_mask or [], strict=True) if bit]
+        for _ in range(1 if drift else 2):
+            answer, advantage = next(answers), next(expected)
+            # The tokens of a turn are equal, and are those of what was sampled.
+            length = next((at for at, one in enumerate(of_tokens) if abs(one - advantage) > 0.002), len(of_tokens))
+            assert decode(trained[:length]).startswith(answer) and length > 0
+            trained, of_tokens = trained[length:], of_tokens[length:]
+        assert not trained
+    assert next(answers, None) is None
 
 
 def test_good_sessions_become_a_supervised_data_set(recipes: Callable[..., tuple[Recipes, forebay.Client]]) -> None:

@@ -9,7 +9,8 @@ class Case:
 
     name: str
     objective: dict
-    advantage: str = "grpo"
+    # The rule of the policy: a name, or an object.
+    advantage: str | dict = "grpo"
     weighting: str = "rollout_mean"
     temperature: float = 1.0
     # Every response token is trained. slime's PPO takes masked tokens for steps in time, the trainer does not.
@@ -18,6 +19,11 @@ class Case:
     has_teacher: bool = False
     memory: dict = dataclasses.field(default_factory=dict)
     batches_per_step: int = 1
+
+    @property
+    def is_by_token(self):
+        """Whether each token has an advantage of its own, which slime has no place for."""
+        return self.advantage == "posted" or isinstance(self.advantage, dict)
 
     @property
     def has_critic(self):
@@ -58,6 +64,8 @@ CASES = [
     grpo(""),
     grpo(", advantages without deviation", advantage="grpo_mean"),
     grpo(", rewards as advantages", advantage="reward"),
+    grpo(", posted advantages of tokens", advantage="posted"),
+    grpo(", advantages of turns", advantage={"kind": "turn_return", "gamma": 0.9}),
     grpo(", eps_high 0.28", {"eps_high": 0.28}),
     grpo(", clip_c 1.5", {"clip_c": 1.5}),
     grpo(", recompute", {"old_logprobs": "recompute"}),

@@ -165,6 +165,8 @@ def groups(case, steps, folders):
                 noise = 0.3 * torch.randn(response, generator=generator)
                 row.logprobs = (logp["policy"] + noise).clamp(max=-1e-3)
                 row.teacher = logp["teacher"]
+                if case.advantage == "posted":
+                    row.advantages = torch.randn(response, generator=generator)
                 rows.append(row)
         found.append(rows)
     return found
@@ -180,6 +182,7 @@ def trajectories(policy, rows):
         "loss_mask": [int(entry) for entry in row.mask],
         "logprobs": row.logprobs.tolist(),
         "teacher_logprobs": row.teacher.tolist(),
+        **({} if row.advantages is None else {"advantages": row.advantages.tolist()}),
     }
     return [
         {
@@ -331,7 +334,9 @@ def main():
         service = Service(options.binaries, folder)
         try:
             print("| configuration | loss | gradient norm | moments | weights |\n|---|---|---|---|---|", flush=True)
-            for number, case in enumerate(case for case in CASES if options.only in case.name):
+            chosen = [case for case in CASES if options.only in case.name]
+            chosen = [case for case in chosen if not (options.slime and case.is_by_token)]
+            for number, case in enumerate(chosen):
                 found = compare(case, number, losses, service, options, folders, folder)
                 print(f"| {case.name} | " + " | ".join(f"{value:.1e}" for value in found.values()) + " |", flush=True)
                 worst = {column: max(value, worst.get(column, 0.0)) for column, value in found.items()}

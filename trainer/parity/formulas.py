@@ -25,6 +25,8 @@ class Row:
     temperature: float
     logprobs: torch.Tensor = None
     teacher: torch.Tensor = None
+    # Where the producer posts them.
+    advantages: torch.Tensor = None
 
     @property
     def prompt(self):
@@ -68,6 +70,33 @@ def group_advantages(rows, kind):
     return found
 
 
+def token_advantages(rows, rule):
+    """The advantage of each token: as posted, or that of its turn. A turn is a run of ones in the mask of a row."""
+    if rule == "posted":
+        return [row.advantages for row in rows]
+    turns = {}
+    for index, row in enumerate(rows):
+        begins = [t for t in range(len(row.mask)) if row.mask[t] and (t == 0 or not row.mask[t - 1])]
+        turns.setdefault(row.group, {}).setdefault(row.rollout, []).extend((index, t) for t in begins)
+    found = [torch.zeros_like(row.mask) for row in rows]
+    for rollouts in turns.values():
+        # Only the last turn has a reward, which is that of the rollout.
+        returns = [
+            rows[of[0][0]].reward * rule["gamma"] ** (len(of) - 1 - place)
+            for of in rollouts.values()
+            for place in range(len(of))
+        ]
+        each = torch.tensor(returns, dtype=torch.float64)
+        each = iter(((each - each.mean()) / (each.std() + 1e-6)).tolist())
+        for index, begin in (turn for of in rollouts.values() for turn in of):
+            value = next(each)
+            for t in range(begin, len(rows[index].mask)):
+                if not rows[index].mask[t]:
+                    break
+                found[index][t] = value
+    return found
+
+
 def loss_weights(rows, kind):
     """The factor of each row's sum over its masked losses."""
     mask_sum = lambda row: float(row.mask.sum())
@@ -104,6 +133,8 @@ def advantages_and_returns(case, rows, found, old):
                 estimate = generalized(rewards, column.values.detach(), objective)
                 advantages.append(estimate)
                 returns[index] = estimate + column.values.detach()
+    elif case.is_by_token:
+        advantages = token_advantages(rows, case.advantage)
     else:
         scalars = group_advantages(rows, case.advantage)
         advantages = [torch.full_like(row.mask, scalars[row.rollout]) for row in rows]

@@ -42,7 +42,8 @@ def expected_loss(model: Any, batch: forebay.Batch, epsilon: float = 0.2) -> tor
         assert row.logprobs is not None
         ratio = (logp[trained] - row.logprobs[trained]).exp()
         clipped = ratio.clamp(1 - epsilon, 1 + epsilon)
-        total = total - row.loss_weight * torch.min(ratio * row.advantage, clipped * row.advantage).sum()
+        advantage = row.advantage if row.advantages is None else row.advantages[trained]
+        total = total - row.loss_weight * torch.min(ratio * advantage, clipped * advantage).sum()
     return total
 
 
@@ -76,10 +77,12 @@ class Compare(TrainerCallback):
 
 @pytest.mark.parametrize("weighting", ["turn_mean", "rollout_mean", "token_mean"])
 @pytest.mark.parametrize("rows_at_once", [2, 100])
+@pytest.mark.parametrize("advantage", ["grpo", {"kind": "turn_return", "gamma": 0.9}], ids=["row", "token"])
 def test_gradients_are_those_of_the_weighted_sum_at_every_step(
-    fb: forebay.Client, policy: str, tmp_path: Path, weighting: str, rows_at_once: int, difference: Difference
-) -> None:
-    tiny.post(fb, policy, 6, weighting)
+    fb: forebay.Client, policy: str, tmp_path: Path, weighting: str, rows_at_once: int, advantage: Any,
+    difference: Difference,
+) -> None:  # fmt: skip
+    tiny.post(fb, policy, 6, weighting, advantage=advantage)
     compare = Compare()
     run = trainer(
         fb, policy, tmp_path, 3, callbacks=[compare],

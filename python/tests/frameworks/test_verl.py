@@ -199,7 +199,8 @@ def expected_loss(rows: list[Any]) -> contract.Rows:
     for row in rows:
         old = torch.tensor(row.logprobs, dtype=torch.float64)
         ratio = (logprobs(torch.tensor(row.tokens[-row.response_length :]), old) - old).exp()
-        loss = torch.maximum(-ratio * row.advantage, -ratio.clamp(0.8, 1.2) * row.advantage)
+        advantage = row.advantage if row.advantages is None else torch.tensor(row.advantages, dtype=torch.float64)
+        loss = torch.maximum(-ratio * advantage, -ratio.clamp(0.8, 1.2) * advantage)
         losses.append([float(one) if bit else 0.0 for one, bit in zip(loss, row.loss_mask, strict=True)])
     return contract.Rows(rows, losses, 0)
 
@@ -237,8 +238,10 @@ RULES = {"require": ["tokens", "logprobs"], "group": {"size": 4}, "batch": {"gro
 
 
 @pytest.mark.parametrize("weighting", contract.WEIGHTINGS)
+@pytest.mark.parametrize("advantage", ["grpo", {"kind": "turn_return", "gamma": 0.9}], ids=["row", "token"])
 def test_the_loss_of_verl_is_that_of_the_batch(
     weighting: str,
+    advantage: Any,
     queue: Queue,
     configure: Callable[..., Any],
     fb: forebay.Client,
@@ -246,7 +249,7 @@ def test_the_loss_of_verl_is_that_of_the_batch(
     difference: Difference,
 ) -> None:
     constant = {"loss_constant": contract.LOSS_CONSTANT} if weighting == "constant" else {}
-    fb.put_policy(policy, {**RULES, "loss_weighting": weighting, **constant})
+    fb.put_policy(policy, {**RULES, "loss_weighting": weighting, "advantage": advantage, **constant})
     post_groups(fb, policy, 10)
     trainer = Trainer(configure("actor_rollout_ref.actor.ppo_mini_batch_size=16"), queue)
     worst = 0.0
