@@ -210,10 +210,9 @@ def _of_kind(converters: Mapping[Any, Convert]) -> Convert:
     def convert(value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        kind = cast("dict[str, Any]", value).get("kind")
-        if kind not in converters:
-            raise ValueError(f"the kind {kind!r} is unknown to this version of the package")
-        return converters[kind](value)
+        known = converters.get(cast("dict[str, Any]", value).get("kind"))
+        # A newer service may have further kinds, and an older client must still read the rest.
+        return known(value) if known else value
 
     return convert
 

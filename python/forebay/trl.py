@@ -124,6 +124,7 @@ class GRPOTrainer(trl.GRPOTrainer):
         # A row without a trained token adds nothing to the loss.
         held = [row for row in rows(batch, shard) if row.is_trained]
         _check_rows(held, self.temperature)
+        _check_tokens(held, self.args)
         self._tell(batch, held)
         return self._tensors(held)
 
@@ -140,14 +141,15 @@ class GRPOTrainer(trl.GRPOTrainer):
         items = max(int(counts[:, 1].sum()), count)
         prompt = max((len(row.tokens) - row.response_length for row in held), default=1)
         completion = max((row.response_length for row in held), default=1)
+        # TRL takes advantages of rows, and of tokens.
+        by_token = any(row.advantages is not None for row in held)
         found = {
             "prompt_ids": torch.full((count, prompt), pad),
             "prompt_mask": torch.zeros((count, prompt), dtype=torch.long),
             "completion_ids": torch.full((count, completion), pad),
             "completion_mask": torch.zeros((count, completion), dtype=torch.long),
             "tool_mask": torch.zeros((count, completion), dtype=torch.long),
-            # TRL takes one for each row as well, or for each token.
-            "advantages": torch.zeros((count, completion)),
+            "advantages": torch.zeros((count, completion) if by_token else count),
             "old_per_token_logps": torch.zeros((count, completion)),
         }
         # Rows that fill up are a prompt and a completion of one token that is not trained.
@@ -162,7 +164,8 @@ class GRPOTrainer(trl.GRPOTrainer):
             found["completion_mask"][index, :length] = 1
             found["tool_mask"][index, :length] = row.loss_mask
             of_tokens = row.advantage if row.advantages is None else row.advantages
-            found["advantages"][index, :length] = of_tokens * (row.loss_weight * items)
+            place = (index, slice(length)) if by_token else index
+            found["advantages"][place] = of_tokens * (row.loss_weight * items)
             # What was recorded for tokens that are not trained may be anything.
             found["old_per_token_logps"][index, :length] = torch.where(row.loss_mask.bool(), row.logprobs, 0.0)
         moved = {name: tensor.to(device) for name, tensor in found.items()}
@@ -448,6 +451,16 @@ def _check_rows(held: Sequence[Row], temperature: float) -> None:
         )
 
 
+def _check_tokens(held: Sequence[Row], args: trl.GRPOConfig) -> None:
+    """Refuses advantages of tokens where TRL would judge a whole sequence by the sign of each."""
+    faults = {"loss_type='vespo'": args.loss_type == "vespo"}
+    faults["off_policy_mask_threshold"] = args.off_policy_mask_threshold is not None
+    if any(row.advantages is not None for row in held) and (found := [name for name in faults if faults[name]]):
+        raise errors.ConfigurationError(
+            f"{' and '.join(found)}: this judges a sequence by the sign of its advantage, and here each token has its own"
+        )
+
+
 def _part(inputs: dict[str, Any], index: int, count: int) -> dict[str, Any]:
     """One of `count` parts of the rows, whose sizes differ by 1 at most."""
     total = len(inputs["advantages"])
@@ -463,7 +476,7 @@ def _trimmed(inputs: dict[str, Any]) -> dict[str, Any]:
     return {
         **inputs,
         **{name: inputs[name][:, first:] for name in ("prompt_ids", "prompt_mask")},
-        **{name: inputs[name][:, :last] for name in ends},
+        **{name: inputs[name][:, :last] for name in ends if inputs[name].dim() == 2},
     }
 
 

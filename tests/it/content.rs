@@ -152,19 +152,20 @@ on_both_stores! {
     async fn tokens_of_turns_are_shown_with_their_advantages(app: TestApp) {
         app.rules("default", json!({"group": {"size": 2}, "advantage": {"kind": "gigpo", "norm": "none"}})).await;
         let of = |place: usize| {
-            let turn = json!({"start": 2, "length": 1, "reward": place, "state_key": "s"});
+            let turn = json!({"start": 1, "length": 2, "state_key": "s"});
+            let posted = json!([7.0, 7.0, 7.0]);
             let segments = json!([
                 {"tokens": [1, 2], "loss_mask": [1]},
-                {"tokens": [1, 2, 3, 4], "loss_mask": [1, 0, 1], "turns": [turn]},
+                {"tokens": [1, 2, 3, 4], "loss_mask": [1, 0, 1], "turns": [turn], "advantages": posted},
             ]);
-            with(member("g", place, 1.0), json!({"segments": segments}))
+            with(member("g", place, place as f64), json!({"segments": segments}))
         };
         app.accept(of(0)).await;
         let window = async |rollout: &str| look(app, rollout, "&segment=1").await.expect(200)["window"]["advantages"].clone();
         assert_eq!(window("g-0").await, Value::Null, "its group is not decided");
         app.accept(of(1)).await;
-        // The rewards are equal, and the returns in this state 1 and 2. What is masked has no advantage that counts.
-        assert_eq!(window("g-1").await, json!([null, 0.0, 0.0, 0.5]));
+        // A_E and A_S are 0.5. The first token is in no turn, and the second one is masked.
+        assert_eq!(window("g-1").await, json!([null, 0.5, 0.0, 1.0]));
     }
 
     async fn a_damaged_rollout_is_reported_and_left_as_it_is(app: TestApp) {

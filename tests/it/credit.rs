@@ -218,7 +218,9 @@ on_both_stores! {
         app.accept(of_large(16)).await;
         let named: Value = (0..4_097).map(|turn| json!({"start": 2 * turn, "length": 1})).collect();
         let rollout = with(member("h", 0, 1.0), json!({"policy": "other", "segments": [segment(&mask, named)]}));
-        assert_eq!(app.post("/trajectories", rollout).await.pointers(422), ["/segments/0/turns"]);
+        app.accept(rollout.clone()).await;
+        let rollout = with(rollout, json!({"policy": "default"}));
+        assert_eq!(app.post("/trajectories", rollout).await.pointers(422), ["/segments"]);
     }
 
     async fn turns_that_changed_are_not_delivered(app: TestApp) {
@@ -227,6 +229,7 @@ on_both_stores! {
             "UPDATE rollout SET turns = NULL WHERE rollout_pk = #",
             "UPDATE rollout SET turn_advantages = NULL WHERE rollout_pk = #",
             "UPDATE rollout SET turn_advantages = turns WHERE rollout_pk = #",
+            "UPDATE rollout SET turn_advantages = execution WHERE rollout_pk = #",
         ];
         rules(app, "default", 2, json!({"kind": "turn_return"})).await;
         for (index, change) in changes.into_iter().enumerate() {
@@ -243,5 +246,69 @@ on_both_stores! {
             app.get(text(&batch["samples_url"])).await.refused(500, "damaged");
             assert_eq!(app.story(&format!("{group}-0")).await["state"], "quarantined", "{change}");
         }
+    }
+
+    async fn turns_that_are_lost_do_not_keep_a_group_from_its_decision(app: TestApp) {
+        rules(app, "default", 3, json!({"kind": "turn_return"})).await;
+        let of = |place: usize| with(member("g", place, place as f64), json!({"segments": [segment(&[1, 0, 1], Value::Null)]}));
+        app.accept(json!([of(0), of(1)])).await;
+        assert_eq!(app.damage("UPDATE rollout SET turns = NULL WHERE rollout_pk = 1").await, 1);
+        assert_eq!(app.damage("UPDATE rollout SET turns = execution WHERE rollout_pk = 2").await, 1);
+        app.accept(of(2)).await;
+        let batch = app.lease().await;
+        app.get(text(&batch["samples_url"])).await.refused(500, "damaged");
+        assert_eq!(app.story("g-2").await["state"], "quarantined");
+    }
+
+    async fn a_rollout_that_takes_no_place_can_be_looked_at(app: TestApp) {
+        let filter = json!([{"name": "long", "scope": "rollout", "when": "status == \"truncated\"", "action": "drop"}]);
+        let retention = json!({"dropped_s": 1_000});
+        let advantage = json!({"kind": "turn_return"});
+        app.rules("default", json!({"group": {"size": 2}, "advantage": advantage, "filter": filter, "retention": retention})).await;
+        app.accept(with(member("g", 0, 1.0), json!({"status": "truncated"}))).await;
+        app.accept(json!([member("g", 1, 1.0), member("g", 2, 0.0)])).await;
+        app.accept(member("g", 3, 0.0)).await;
+        for (rollout, verdict) in [("g-0", "dropped"), ("g-1", "kept"), ("g-3", "late")] {
+            let found = app.get(&format!("/trajectories/content?rollout_id={rollout}")).await.expect(200);
+            assert_eq!(found["story"]["verdict"], verdict);
+        }
+    }
+
+    async fn an_empty_list_of_turns_says_the_same_as_none(app: TestApp) {
+        rules(app, "default", 2, json!({"kind": "turn_return"})).await;
+        let of = |place: usize, turns: Value| with(member("g", place, place as f64), json!({"segments": [segment(&[1, 0, 1], turns)]}));
+        app.accept(json!([of(0, json!([])), of(1, Value::Null)])).await;
+        for turns in [json!([]), Value::Null] {
+            assert_eq!(app.post("/trajectories", of(0, turns)).await.expect(200)["duplicate"], true);
+        }
+        close(&trained(&rows(app, "default").await[1]), &[0.866_023_9, 0.866_023_9]);
+    }
+
+    async fn equal_rewards_are_not_flat_where_turns_are_compared(app: TestApp) {
+        for (policy, advantage, flat) in [("whole", json!("grpo"), 1), ("turns", json!({"kind": "turn_return"}), 0)] {
+            rules(app, policy, 2, advantage).await;
+            let of = |place: usize| {
+                let turns = json!([{"start": 0, "length": 1, "reward": place}]);
+                with(member("g", place, 0.0), json!({"policy": policy, "segments": [segment(&[1], turns)]}))
+            };
+            app.accept(json!([of(0), of(1)])).await;
+            let batch = app.lease_with(json!({"policy": policy})).await;
+            app.ack(&batch, 1).await.expect(200);
+            let steps = app.get(&format!("/policies/{policy}/steps")).await.expect(200);
+            assert_eq!(steps["steps"][0]["flat_groups"], flat, "{policy}");
+        }
+    }
+
+    async fn shards_have_the_advantages_of_their_rows(app: TestApp) {
+        rules(app, "default", 2, json!({"kind": "turn_return", "gamma": 0.9})).await;
+        app.accept(worked_returns("default").to_vec().into()).await;
+        let batch = app.lease().await;
+        let mut found = Vec::new();
+        for shard in 0..3 {
+            let url = format!("{}?shard={shard}&shards=3", text(&batch["samples_url"]));
+            found.extend(app.samples(&json!({"samples_url": url})).await);
+        }
+        found.sort_by_key(|row| (text(&row["rollout_id"]).to_owned(), row["segment"].as_i64()));
+        worked_returns_hold(&found);
     }
 }

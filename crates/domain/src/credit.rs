@@ -4,7 +4,7 @@
 //! producer named, or a run of tokens with mask 1 if it named none. The rows of rollouts keep their rewards and states,
 //! which is all that a decision reads; where the turns are follows from the payload, when a batch is read.
 
-use std::{collections::HashMap, ops::Range};
+use std::{collections::HashMap, ops::Range, sync::Arc};
 
 use bytes::{Buf as _, BufMut as _};
 use forebay_wire::{Gigpo, Norm, Segment, TurnReturn, TurnSpan};
@@ -75,7 +75,7 @@ pub fn spanned<'a>(
 }
 
 /// The turns of a trajectory, or the first of them if there are more than a rollout may have.
-pub fn of_segments(segments: &[Segment]) -> Vec<Turn> {
+pub fn of_segments(segments: &[Segment]) -> Arc<[Turn]> {
     let segments = segments.iter().map(|segment| (segment.turns.as_deref(), &segment.loss_mask[..]));
     spanned(segments).map(|spanned| spanned.turn).take(TURNS_MAX + 1).collect()
 }

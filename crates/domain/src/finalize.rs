@@ -6,7 +6,7 @@
 //! totals of the group, which are all that batches need, are written to its row: nothing before the samples reads a
 //! payload.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use forebay_wire::Advantage;
 
@@ -89,7 +89,7 @@ pub struct Member {
     /// Those of its reward components that the rules of its group read.
     pub components: BTreeMap<String, f64>,
     /// Its turns, if the rules of its group compare turns.
-    pub turns: Vec<Turn>,
+    pub turns: Arc<[Turn]>,
     pub segments: u32,
     /// Segments with a trained token.
     pub trained_segments: u32,

@@ -6,7 +6,7 @@
 mod segments;
 pub mod turns;
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use forebay_wire::{self as wire, Requirement, Retries, Sampling, Segment, Status, Violation};
 use serde_json::value::RawValue;
@@ -112,7 +112,7 @@ pub struct Facts {
     /// Whether it was made of turns or calls, and none of them sampled a token.
     pub sampled_nothing: bool,
     /// Its turns in order; one more than a rollout may have where there are too many.
-    pub turns: Vec<Turn>,
+    pub turns: Arc<[Turn]>,
     /// Trained tokens by segment and version. The version is none for tokens that no span describes.
     spans: Vec<UnresolvedSpan>,
 }
@@ -388,7 +388,7 @@ fn check_scalars(sent: &wire::Trajectory, found: &mut Violations) {
 }
 
 /// A JSON pointer's reference token (RFC 6901).
-pub(crate) fn escape(token: &str) -> String {
+pub fn escape(token: &str) -> String {
     token.replace('~', "~0").replace('/', "~1")
 }
 

@@ -119,6 +119,20 @@ on_both_stores! {
             }
             assert_eq!(all.len(), 5 * expected.len() - 3);
         }
+        // Of several sessions, the pointer says which.
+        let bad = played("d", 1).await;
+        let finishes = json!([
+            {"session_id": played("e", 1).await["session_id"], "reward": 1.0},
+            {"session_id": bad["session_id"], "reward": 1.0, "turn_rewards": {"a/b": 1.0}},
+        ]);
+        assert_eq!(app.post("/sessions/finish", finishes).await.pointers(422), ["/1/turn_rewards/a~1b"]);
+        // A session makes no more calls than its rollout may have turns.
+        let bounded = json!({"rollout_id": "f", "group_id": "large", "group_size": 32_768, "max_calls": 100});
+        let bounded = open(app, bounded).await;
+        for number in 0..32 {
+            record(app, &bounded, call(&[S, U, A], &[11 + number, E])).await;
+        }
+        assert!(matches!(refused(try_record(app, &bounded, call(&[S, U, A], &[9, E])).await), Refusal::SessionFull(_)));
         let none = open(app, json!({"rollout_id": "c", "group_id": "h"})).await;
         let body = json!({"status": "failed", "turn_rewards": {"1": 1.0}});
         assert_eq!(app.post(&path(&none, "/finish"), body).await.pointers(422), ["/turn_rewards/1"]);

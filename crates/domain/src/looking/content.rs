@@ -111,15 +111,8 @@ pub fn look(member: BatchMember, payload: &Payload, batch: Option<&Batch>, part:
         );
         Refusal::DamagedContent { rollout_id: rollout_id.clone() }
     })?;
-    let of_turns = checked.token_advantages();
-    let CheckedRollout { mut rollout, mask, .. } = checked;
-    if let Some(advantages) = of_turns {
-        let mut rest = &advantages[..];
-        for segment in &mut rollout.segments {
-            let (own, others) = rest.split_at(segment.loss_mask.len());
-            (segment.advantages, rest) = (Some(own.to_vec()), others);
-        }
-    }
+    let checked = with_advantages_of_turns(checked);
+    let CheckedRollout { rollout, mask, .. } = checked;
     let segments = &rollout.segments;
     if index >= segments.len().max(1) {
         let detail = format!("must be below {}, the number of segments", segments.len().max(1));
@@ -152,6 +145,23 @@ pub fn look(member: BatchMember, payload: &Payload, batch: Option<&Batch>, part:
         reward_components: rollout.reward_components,
         sampling: rollout.sampling,
     })
+}
+
+/// The rollout with the advantages of its turns in place of those that were posted, if its rules compare turns.
+fn with_advantages_of_turns(mut checked: CheckedRollout) -> CheckedRollout {
+    if !checked.member.rules.compare_turns() {
+        return checked;
+    }
+    let mut advantages = Vec::new();
+    checked.put_token_advantages(&mut advantages);
+    let is_known = checked.member.turn_advantages.is_some();
+    let mut rest = advantages.into_iter();
+    for segment in &mut checked.rollout.segments {
+        let own = segment.loss_mask.iter().zip(rest.by_ref());
+        let own: Vec<f32> = own.map(|(bit, advantage)| if *bit == 1 { advantage } else { 0.0 }).collect();
+        segment.advantages = is_known.then_some(own);
+    }
+    checked
 }
 
 fn summary(segment: &Segment, masked_in: u64) -> SegmentSummary {

@@ -85,16 +85,15 @@ impl CheckedRollout<SegmentHeader> {
 }
 
 impl<S> CheckedRollout<S> {
-    /// The advantage of each response token of all segments, one after the other, if the rules of the rollout compare
-    /// turns and its group was decided. Where the mask is 0, it means nothing.
-    pub fn token_advantages(&self) -> Option<Vec<f32>> {
-        let of_turns = self.member.turn_advantages.as_deref()?;
+    /// Appends the advantage of each response token of all segments to a column, from those of the turns. They count where
+    /// the mask is 1. A rollout without any, which does not count in the baseline, has 0.
+    pub fn put_token_advantages(&self, column: &mut Vec<f32>) {
+        let (start, of_turns) = (column.len(), self.member.turn_advantages.as_deref().unwrap_or_default());
         // A trained token outside of all turns has the advantage of the rollout.
-        let mut of_tokens = vec![self.member.advantage as f32; self.response];
+        column.resize(start + self.response, self.member.advantage as f32);
         for (turn, advantage) in self.turns.iter().zip(of_turns) {
-            of_tokens[turn.range.clone()].fill(*advantage as f32);
+            column[start..][turn.range.clone()].fill(*advantage as f32);
         }
-        Some(of_tokens)
     }
 }
 
@@ -112,7 +111,8 @@ fn turns<'a>(
     member: &BatchMember,
     segments: impl Iterator<Item = (Option<&'a [TurnSpan]>, &'a [u8])>,
 ) -> Result<Vec<Spanned>, Damaged> {
-    if !member.rules.compare_turns() {
+    // The row of a rollout that takes no place in its group has no turns.
+    if !member.rules.compare_turns() || !member.row.verdict.takes_place() {
         return Ok(Vec::new());
     }
     let posted: Vec<Spanned> = credit::spanned(segments).collect();

@@ -162,8 +162,7 @@ fn put_advantages(columns: &mut SegmentColumns, start: Begin, checked: &CheckedR
         columns.advantages.truncate(start.advantages);
     }
     if rules.compare_turns() {
-        // A rollout that has none does not count in the baseline, and nothing of it is trained.
-        columns.advantages.extend(checked.token_advantages().unwrap_or_else(|| vec![0.0; masks.len()]));
+        checked.put_token_advantages(&mut columns.advantages);
     }
     for (advantage, _) in columns.advantages[start.advantages..].iter_mut().zip(masks).filter(|(_, bit)| **bit == 0) {
         *advantage = 0.0;

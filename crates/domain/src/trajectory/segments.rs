@@ -3,10 +3,7 @@
 use forebay_wire::{Segment, TurnSpan, VersionSpan};
 
 use super::{TrajectoryLimits, VIOLATIONS_MAX, Violations};
-use crate::{
-    credit::TURNS_MAX,
-    warnings::{LOGPROB_MAX, LOGPROB_NONE},
-};
+use crate::warnings::{LOGPROB_MAX, LOGPROB_NONE};
 
 /// Checks all segments.
 pub(super) fn check(segments: &[Segment], limits: &TrajectoryLimits, found: &mut Violations) {
@@ -24,10 +21,11 @@ pub(super) fn check(segments: &[Segment], limits: &TrajectoryLimits, found: &mut
     }
 }
 
-/// Replaces log-probabilities that are ignored, because their mask is 0, and that are no finite numbers. What is
-/// delivered to trainers is then finite.
+/// Replaces numbers that are ignored, because their mask is 0, and that are not finite. What is delivered to trainers is
+/// then finite. An empty list of turns is removed, because it says the same as none.
 pub(super) fn clear_ignored(segments: &mut [Segment]) {
     for segment in segments {
+        segment.turns = segment.turns.take().filter(|turns| !turns.is_empty());
         for column in
             [&mut segment.logprobs, &mut segment.teacher_logprobs, &mut segment.advantages].into_iter().flatten()
         {
@@ -100,10 +98,6 @@ fn check_segment(at: &str, segment: &Segment, found: &mut Violations) {
 
 /// Checks the turns of a segment, which has this mask.
 fn check_turns(at: &str, turns: &[TurnSpan], loss_mask: &[u8], found: &mut Violations) {
-    if turns.len() > TURNS_MAX {
-        found.push(at, format!("must have at most {TURNS_MAX} turns, has {}", turns.len()));
-        return;
-    }
     let (mut next, end) = (0, loss_mask.len() as i64);
     for (index, TurnSpan { start, length, reward, state_key }) in turns.iter().enumerate() {
         let at = format!("{at}/{index}");
@@ -113,7 +107,7 @@ fn check_turns(at: &str, turns: &[TurnSpan], loss_mask: &[u8], found: &mut Viola
             let detail = format!("must be {next} or above: turns are in order and do not overlap");
             found.push(format!("{at}/start"), detail);
         }
-        next = start.saturating_add(*length);
+        next = start.saturating_add(*length).max(0);
         if *length < 1 {
             found.push(format!("{at}/length"), "must be 1 or above");
         } else if next > end {

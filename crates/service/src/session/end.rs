@@ -163,7 +163,8 @@ async fn end_found(buffer: &Buffer, wanted: &[Ending], found: Vec<Session>) -> R
             answers[index] = Some(ended);
             continue;
         }
-        assembled.push((index, rollouts::assemble(buffer, one, &session).await?));
+        let done = rollouts::assemble(buffer, one, &session).await;
+        assembled.push((index, done.map_err(|error| of_one(error, index, wanted.len()))?));
     }
     // All sessions are assembled before, so that nothing is scored if one of them has no turns.
     teacher::score(buffer, assembled.iter_mut().flat_map(|(_, one)| &mut one.rollouts)).await?;
@@ -209,6 +210,19 @@ async fn settle_delivery(buffer: &Buffer, session: &Session, wait: Duration) -> 
         tokio::time::sleep(DELIVERY_POLL_INTERVAL).await;
     }
     Ok(())
+}
+
+/// Makes the pointers of a refusal of one session those of the request, which is a list if it names several.
+fn of_one(error: BufferError, index: usize, sessions: usize) -> BufferError {
+    match error {
+        BufferError::Refused(Refusal::Invalid(mut violations)) if sessions > 1 => {
+            for violation in &mut violations {
+                violation.pointer.insert_str(0, &format!("/{index}"));
+            }
+            Refusal::Invalid(violations).into()
+        }
+        other => other,
+    }
 }
 
 /// Makes the pointers and indexes of a refusal those of the request.

@@ -13,6 +13,7 @@ use forebay_domain::{
     refusal::Refusal,
     session::{Session, SessionOutcome, WAIT_MS_MAX},
     states::SessionState,
+    trajectory::escape,
 };
 use forebay_wire::{self as wire, Violation};
 
@@ -75,7 +76,7 @@ impl Finish {
             }
         }
         for (call, reward) in &sent.turn_rewards {
-            require(reward.is_finite(), &format!("/turn_rewards/{call}"), "must be finite".to_owned());
+            require(reward.is_finite(), &format!("/turn_rewards/{}", escape(call)), "must be finite".to_owned());
         }
         let mut metadata = None;
         if let Some(raw) = &sent.metadata {

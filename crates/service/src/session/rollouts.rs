@@ -8,6 +8,7 @@ use forebay_domain::{
     ingest::new_rollout::{Marks, NewRollout},
     refusal::Refusal,
     session::{EndSession, Session, SessionPolicy, notes::SessionNotes, without_indexes},
+    trajectory::escape,
     warnings::Warning,
 };
 use forebay_store::error::StoreError;
@@ -218,7 +219,7 @@ pub(super) async fn pack(
 fn no_call(name: &str) -> Refusal {
     let detail = "must be the id of an answer that the session recorded, or the number of such a call, each once: \
                   `GET /sessions/{id}/turns` has them";
-    Refusal::invalid(format!("/turn_rewards/{name}"), detail)
+    Refusal::invalid(format!("/turn_rewards/{}", escape(name)), detail)
 }
 
 /// The totals of a policy whose segments are not kept.

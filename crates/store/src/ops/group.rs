@@ -34,8 +34,8 @@ use crate::{
 /// 65,536 rollouts; the rules read few of them.
 const COMPONENTS_PAGE: usize = 1_024;
 
-/// Rollouts whose turns are read together. The turns of one take up to 96 KiB with their advantages.
-const TURNS_PAGE: usize = 256;
+/// Rollouts whose turns are read or written together. The turns of one take up to 96 KiB with their advantages.
+const TURNS_PAGE: usize = 64;
 
 /// A group whose row is locked until the transaction ends.
 #[derive(Clone, Debug)]
@@ -213,7 +213,7 @@ pub(super) async fn members<'r>(
             verdict: row.get("verdict")?,
             reward: row.get("reward")?,
             components: BTreeMap::new(),
-            turns: Vec::new(),
+            turns: Arc::default(),
             segments: row.get("segments")?,
             trained_segments: row.get("trained_segments")?,
             tokens: row.get("tokens")?,
@@ -234,9 +234,10 @@ pub(super) async fn members<'r>(
     let keys: Vec<_> = reading.iter().map(|member| member.rollout_pk).collect();
     let mut found = turns(tx, &keys).await?;
     for member in &mut reading {
+        // Damage must not keep a group from its decision. It is found when the batch is read: the payload says what the
+        // turns were.
         let turns = found.remove(&member.rollout_pk).and_then(|of| credit::unpack(&of.turns));
-        let damaged = || StoreError::Corrupt(format!("the turns of rollout {} are damaged", member.rollout_pk.0));
-        member.turns = turns.ok_or_else(damaged)?;
+        member.turns = turns.unwrap_or_default().into();
     }
     Ok(members)
 }
@@ -266,9 +267,8 @@ pub(super) async fn turns(
         for mut row in tx.fetch_all(SELECT_TURNS, args![keys]).await? {
             let rollout: RolloutPk = row.get("rollout_pk")?;
             let packed: Option<Vec<u8>> = row.get("turn_advantages")?;
-            let damaged =
-                || StoreError::Corrupt(format!("the advantages of turns of rollout {} are damaged", rollout.0));
-            let advantages = packed.map(|packed| credit::unpack_advantages(&packed).ok_or_else(damaged)).transpose()?;
+            // If they are damaged, the seal of the group tells.
+            let advantages = packed.and_then(|packed| credit::unpack_advantages(&packed));
             found.insert(rollout, StoredTurns { turns: row.get("turns")?, advantages });
         }
     }
@@ -372,7 +372,10 @@ pub(super) async fn set_advantages(tx: &mut Tx<'_>, advantages: &[MemberAdvantag
     let of_rollouts = advantages.iter().map(|member| (member.rollout_pk.0, member.of_rollout.into())).collect();
     tx.set_each(SET_ADVANTAGES, of_rollouts).await?;
     let of_turns = |member: &MemberAdvantage| Some((member.rollout_pk.0, packed_turns(Some(member))?[..].into()));
-    tx.set_each(SET_TURN_ADVANTAGES, advantages.iter().filter_map(of_turns).collect()).await
+    for page in advantages.chunks(TURNS_PAGE) {
+        tx.set_each(SET_TURN_ADVANTAGES, page.iter().filter_map(of_turns).collect()).await?;
+    }
+    Ok(())
 }
 
 /// The advantages of the turns of a rollout as its row has them.

@@ -112,14 +112,16 @@ pub(super) async fn log(
 async fn sums(tx: &mut Tx<'_>, batch: &Batch) -> Result<GroupSums, StoreError> {
     const SELECT_GROUP_SUMS: Statement = Statement::new(
         "-- select_group_sums
-        SELECT kept + masked AS rollouts, reward_sum, reward_count, reward_min, reward_max, version_min
+        SELECT kept + masked AS rollouts, reward_sum, reward_count, reward_min, reward_max, version_min, rules_pk
         FROM rollout_group
         WHERE batch_pk = $1 AND state = 'batched'",
     );
     let mut sums = GroupSums::default();
     for mut row in tx.fetch_all(SELECT_GROUP_SUMS, args![batch.batch_pk]).await? {
         let (low, high): (Option<f64>, Option<f64>) = (row.get("reward_min")?, row.get("reward_max")?);
-        let is_flat = row.get::<i64>("rollouts")? > 1 && low.is_some() && low == high;
+        // With rewards of turns, a group may teach although its rollouts have equal rewards.
+        let by_rollout = !tx.rules(row.get("rules_pk")?).await?.tokens_have_advantages();
+        let is_flat = by_rollout && row.get::<i64>("rollouts")? > 1 && low.is_some() && low == high;
         sums.flat += i64::from(is_flat);
         sums.reward_sum += row.get::<f64>("reward_sum")?;
         sums.reward_count += row.get::<i64>("reward_count")?;

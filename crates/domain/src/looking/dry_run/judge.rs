@@ -359,7 +359,7 @@ fn finalize(
             reward: rollout.reward,
             components: side.rules.components_of(known.reward_components),
             // No filter reads them.
-            turns: Vec::new(),
+            turns: Arc::default(),
             segments: rollout.segments,
             trained_segments: rollout.segments,
             tokens: rollout.tokens,

@@ -383,7 +383,7 @@ impl GroupWork {
                 verdict: decision.verdict,
                 reward: facts.reward,
                 components: self.locked.rules.components_of(&facts.reward_components),
-                turns: if self.locked.rules.compare_turns() { facts.turns.clone() } else { Vec::new() },
+                turns: if self.locked.rules.compare_turns() { Arc::clone(&facts.turns) } else { Arc::default() },
                 segments: facts.segments,
                 trained_segments: facts.trained_segments,
                 tokens: facts.tokens,

@@ -7,6 +7,7 @@ use forebay_domain::{
         room::{Asked, AskedGroup},
     },
     clock::Timestamp,
+    credit,
     ids::{GroupId, IdKey, SessionPk},
     ingest::{decide, new_rollout::NewRollout},
     policies::Policy,
@@ -192,13 +193,17 @@ async fn insert(new: &NewSession, tx: &mut Tx<'_>, policies: &[Policy], sizes: &
         )
         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, 0, 0, 1)",
     );
+    // No more calls than the rollout may have turns: a session that is full ends as `truncated`, and one with too many
+    // turns would be refused its end.
+    let comparing = policies.iter().zip(sizes).filter(|(policy, _)| policy.rules.compare_turns());
+    let turns_max = comparing.map(|(_, size)| credit::turns_max(*size) as u32).min();
     let spec = serde_json::to_string(&*new.spec).expect("a specification is plain data");
     let due_at = new.expires_at.min(new.now.plus_seconds(new.idle_s));
     let values = args![
         new.session_id.as_bytes(),
         spec,
         new.content.as_bytes(),
-        new.max_calls,
+        new.max_calls.min(turns_max.unwrap_or(u32::MAX)),
         new.idle_s,
         new.now,
         new.expires_at,
