@@ -1,16 +1,15 @@
 """An agent is asked five questions in one conversation, and each answer is graded when it is given.
 
-The digits of five letters, one after the other. The conversation is one segment of five turns, and a turn has the reward
-1 if its answer is right. Later questions do not depend on earlier answers, so the rule compares what each turn earned by
-itself: `turn_return` with `gamma` 0 and without the outcome. A right answer is learned from although the next one was
-wrong.
+The digits of five letters, one after the other. The rollout passes, with the reward 1, if all five are right, which hardly
+any does at first. Its conversation is one segment of five turns, and a turn has the reward 1 if its answer is right.
+Later questions do not depend on earlier answers, so the rule compares what each turn earned by itself: `turn_return` with
+`gamma` 0 and without the outcome. A right answer is learned from although the next one was wrong.
 
-In the profile `outcome` only the share of right answers is known, at the end: the rule `grpo` gives it to all five turns
-alike. The policy learns the same, and needs more steps.
+In the profile `outcome` only the outcome counts: the rule `grpo` compares the rollouts that passed with the others. The
+same rollouts come in, and nothing is learned until the first one has passed.
 
-Source: the comparison of advantages by turn and by rollout in arXiv 2505.11821 (Zeng et al. 2025), whose agents search
-and answer. There, the advantage of the first of two turns is added to a weighted one of the outcome; here there are no
-outcomes beside the turns.
+Source: arXiv 2505.11821 (Zeng et al. 2025), which compares advantages by turn with those by trajectory, for agents that
+search.
 
     python -m forebay.run examples/turn_credit.toml
 """
@@ -30,8 +29,8 @@ def play(run, llm, rollout, q):
         messages.append({"role": "assistant", "content": str(said)})
         right.append(float(run.answer(said) == digit))
         rollout.turns[-1].reward = right[-1]
-    rollout.reward = sum(right) / len(right)
-    rollout.reward_components = {"gold": rollout.reward}
+    rollout.reward = float(all(right))
+    rollout.reward_components = {"gold": sum(right) / len(right)}
 
 
 def execute(run, fb, llm, q, count=ROLLOUTS):

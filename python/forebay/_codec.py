@@ -210,9 +210,10 @@ def _of_kind(converters: Mapping[Any, Convert]) -> Convert:
     def convert(value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        known = converters.get(cast("dict[str, Any]", value).get("kind"))
+        held = cast("dict[str, Any]", value)
         # A newer service may have further kinds, and an older client must still read the rest.
-        return known(value) if known else value
+        known = converters.get(held.get("kind"))
+        return known(held) if known else held
 
     return convert
 

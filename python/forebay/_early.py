@@ -92,7 +92,8 @@ def one_advantage(advantage: float | None, framework: str) -> float:
 def _several(framework: str, rule: str) -> errors.ConfigurationError:
     return errors.ConfigurationError(
         f"{framework} takes one advantage for all tokens of a row, and with {rule} each token has its own: use "
-        "forebay.torch, forebay.trl.GRPOTrainer, forebay.verl or forebay.tinker, or another advantage in the rules of the policy"
+        "forebay.torch, forebay.trl.GRPOTrainer, forebay.verl or forebay.tinker, or another advantage in the rules of "
+        "the policy"
     )
 
 

@@ -457,7 +457,8 @@ def _check_tokens(held: Sequence[Row], args: trl.GRPOConfig) -> None:
     faults["off_policy_mask_threshold"] = args.off_policy_mask_threshold is not None
     if any(row.advantages is not None for row in held) and (found := [name for name in faults if faults[name]]):
         raise errors.ConfigurationError(
-            f"{' and '.join(found)}: this judges a sequence by the sign of its advantage, and here each token has its own"
+            f"{' and '.join(found)}: this judges a sequence by the sign of its advantage, and here each token has its "
+            "own"
         )
 
 

@@ -138,7 +138,8 @@ class Turn:
 
 
 def with_turns(policy: str, group_id: str, size: int, index: int, chance: random.Random) -> Any:
-    """A rollout with turns of every kind, and what the formulas see of them, with the number of their tokens."""
+    """A rollout with turns of every kind, and what the formulas see of them, with the number of their trained tokens. A
+    trained token of no turn is the number -1."""
     segments: list[forebay.Segment] = []
     turns: list[Turn] = []
     lengths: list[list[int]] = []
@@ -148,14 +149,18 @@ def with_turns(policy: str, group_id: str, size: int, index: int, chance: random
         trained: list[int] = []
         named = chance.random() < 0.7
         for _ in range(chance.randint(1, 4)):
-            mask += [0] * chance.randint(1, 2)
-            length = chance.randint(1, 3)
+            # Named turns may touch each other, have masked tokens in them, and leave out trained ones.
+            if named and chance.random() < 0.3:
+                mask += [1]
+                trained.append(-1)
+            mask += [0] * chance.randint(0 if named else 1, 2)
+            of_turn = chance.choice([[1], [1, 1, 1], [1, 0, 1] if named else [1, 1]])
             reward = chance.choice([None, 0.0, chance.gauss(0, 1), 100.0]) if named else None
             state = chance.choice([None, "a", "b", f"{chance.random()}"]) if named else None
-            spans.append(TurnSpan(start=len(mask), length=length, reward=reward, state_key=state))
+            spans.append(TurnSpan(start=len(mask), length=len(of_turn), reward=reward, state_key=state))
             turns.append(Turn(reward, state))
-            trained.append(length)
-            mask += [1] * length
+            trained.append(sum(of_turn))
+            mask += of_turn
         lengths.append(trained)
         tokens = [1] * (len(mask) + 1)
         segments.append(forebay.Segment(tokens=tokens, loss_mask=mask, turns=spans if named else None))
@@ -186,12 +191,15 @@ def centred(values: list[Fraction]) -> list[Fraction]:
     return [value - mean for value in values]
 
 
-def by_turn(rule: TurnReturn | Gigpo, group: list[tuple[forebay.Trajectory, list[Turn]]]) -> list[list[Fraction]]:
-    """The advantages of the turns of rollouts that vote."""
+def by_turn(
+    rule: TurnReturn | Gigpo, group: list[tuple[forebay.Trajectory, list[Turn]]]
+) -> list[tuple[Fraction, list[Fraction]]]:
+    """The advantages of rollouts that vote, and of their turns."""
     gamma = Fraction(rule.gamma)
     outcome = rule.outcome if isinstance(rule, TurnReturn) else True
     found = [(place, turn) for place, (_, turns) in enumerate(group) for turn in turns]
     values = [value for rollout, turns in group for value in returns(rollout, turns, gamma, outcome)]
+    of_rollout = [Fraction(0)] * len(group)
     if isinstance(rule, TurnReturn):
         advantages = standardized(values)
     else:
@@ -203,7 +211,7 @@ def by_turn(rule: TurnReturn | Gigpo, group: list[tuple[forebay.Trajectory, list
             for place, value in zip(places, compare([values[place] for place in places]), strict=True):
                 advantages[place] += Fraction(rule.omega) * value
     rest = iter(advantages)
-    return [[next(rest) for _ in turns] for _, turns in group]
+    return [(whole, [next(rest) for _ in turns]) for whole, (_, turns) in zip(of_rollout, group, strict=True)]
 
 
 @pytest.mark.parametrize(
@@ -240,11 +248,14 @@ def test_a_thousand_random_groups_have_the_advantages_of_their_turns(
             voters = [(posted, turns) for posted, turns, _ in group if posted.reward is not None]
             of_voters = iter(by_turn(rule, voters))
             for rollout_id, (posted, turns, lengths) in zip(ids, group, strict=True):
-                votes = posted.reward is not None
-                rest = iter(next(of_voters) if votes else [Fraction(0)] * len(turns))
+                nothing = Fraction(0), [Fraction(0)] * len(turns)
+                whole, of_turns = nothing if posted.reward is None else next(of_voters)
+                rest = iter(of_turns)
                 for place, of_segment in enumerate(lengths):
                     expected[rollout_id, place] = [
-                        float(advantage) for length in of_segment for advantage in [next(rest)] * length
+                        float(advantage)
+                        for length in of_segment
+                        for advantage in ([whole] if length < 0 else [next(rest)] * length)
                     ]
         batch = fb.lease(policy, wait_ms=10_000)
         assert batch is not None and batch.lease is not None

@@ -77,6 +77,12 @@ def test_an_advantage_is_a_name_or_says_its_kind() -> None:
     assert sent(rules) == {"advantage": {"kind": "gdpo", "components": {"acc": 1.0}}}
     assert _codec.decode(forebay.types.PolicyRules, sent(rules)) == rules
     assert _codec.decode(forebay.types.PolicyRules, {"advantage": "rloo"}).advantage == "rloo"
+    for by_turn in (forebay.types.TurnReturn(gamma=0.5), forebay.types.Gigpo(norm="none")):
+        rules = forebay.types.PolicyRules(advantage=by_turn)
+        assert _codec.decode(forebay.types.PolicyRules, sent(rules)) == rules
+    # A kind of a newer service does not keep the rest from being read.
+    newer = {"advantage": {"kind": "newer", "k": 1}, "group": {"size": 3}}
+    assert _codec.decode(forebay.types.PolicyRules, newer).group.size == 3
 
 
 BROKEN = [
