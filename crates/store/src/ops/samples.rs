@@ -134,6 +134,8 @@ pub(super) async fn read_members(tx: &mut Tx<'_>, rows: Vec<Row>) -> Result<Vec<
     let mut found = group::turns(tx, &comparing).await?;
     for member in &mut members {
         let Some(stored) = found.remove(&member.row.rollout_pk) else { continue };
+        // Its page has a column more than its payload: the advantages of its tokens.
+        member.row.unpacked_bytes += 4 * member.row.tokens;
         member.turns = Some(blake3::hash(&stored.turns));
         member.turn_advantages = stored.advantages;
     }
