@@ -768,6 +768,8 @@ class FinishRequest:
     turn_rewards: Mapping[str, float] | None = None
     """Rewards of calls, for policies whose rule `advantage` compares turns. A call is named by the id of its answer, as
     the agent received it, or by its number in the session."""
+    turn_state_keys: Mapping[str, str] | None = None
+    """Names of the states in which calls were made, for the same policies. Calls are named as in `turn_rewards`."""
     status: Status | None = None
     """How the execution ended; `completed` when absent, or `truncated` if a call was refused because a bound of the
     session was reached."""
@@ -1821,6 +1823,8 @@ class SessionFinish:
     turn_rewards: Mapping[str, float] | None = None
     """Rewards of calls, for policies whose rule `advantage` compares turns. A call is named by the id of its answer, as
     the agent received it, or by its number in the session."""
+    turn_state_keys: Mapping[str, str] | None = None
+    """Names of the states in which calls were made, for the same policies. Calls are named as in `turn_rewards`."""
     status: Status | None = None
     """How the execution ended; `completed` when absent, or `truncated` if a call was refused because a bound of the
     session was reached."""

@@ -515,19 +515,22 @@ class Client(AgentMethods):
         rewards: Mapping[str, float] | None = None,
         reward_components: Mapping[str, float] | None = None,
         turn_rewards: Mapping[str, float] | None = None,
+        turn_state_keys: Mapping[str, str] | None = None,
         status: Status | None = None,
         metadata: Mapping[str, Any] | None = None,
         wait_ms: int | None = None,
     ) -> SessionEnded:
         """Ends a session with its reward: the rollouts that its calls are assembled to are stored.
 
-        `turn_rewards` are rewards of calls, by the ids of their answers or by their numbers in the session.
+        `turn_rewards` are rewards of calls, by the ids of their answers or by their numbers in the session, and
+        `turn_state_keys` the names of the states in which they were made.
         """
         request = FinishRequest(
             reward=reward,
             rewards=rewards,
             reward_components=reward_components,
             turn_rewards=turn_rewards,
+            turn_state_keys=turn_state_keys,
             status=status,
             metadata=metadata,
             wait_ms=wait_ms,

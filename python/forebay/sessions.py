@@ -36,6 +36,8 @@ class Ending:
         self.reward_components: dict[str, float] = {}
         self.turn_rewards: dict[str, float] = {}
         """Rewards of calls, by the ids of their answers or by their numbers in the session."""
+        self.turn_state_keys: dict[str, str] = {}
+        """Names of the states in which calls were made, in the same way."""
         self.status: Status | None = None
         """How the execution ended. If it is not set: `completed`, or `truncated` if the session became full."""
         self.metadata: dict[str, Any] = {}
@@ -109,6 +111,7 @@ class Ending:
             rewards=self.rewards or None,
             reward_components=self.reward_components or None,
             turn_rewards=self.turn_rewards or None,
+            turn_state_keys=self.turn_state_keys or None,
             status=self.status,
             metadata=self.metadata or None,
         )

@@ -137,6 +137,10 @@ pub struct FinishRequest {
     #[serde(default, deserialize_with = "super::object::components", skip_serializing_if = "BTreeMap::is_empty")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<BTreeMap<String, f64>>))]
     pub turn_rewards: BTreeMap<String, f64>,
+    /// Names of the states in which calls were made, for the same policies. Calls are named as in `turn_rewards`.
+    #[serde(default, deserialize_with = "super::object::or_default", skip_serializing_if = "BTreeMap::is_empty")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<BTreeMap<String, String>>))]
+    pub turn_state_keys: BTreeMap<String, String>,
     /// How the execution ended; `completed` when absent, or `truncated` if a call was refused because a bound of the
     /// session was reached.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -179,6 +183,10 @@ pub struct SessionFinish {
     #[serde(default, deserialize_with = "super::object::components", skip_serializing_if = "BTreeMap::is_empty")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<BTreeMap<String, f64>>))]
     pub turn_rewards: BTreeMap<String, f64>,
+    /// Names of the states in which calls were made, for the same policies. Calls are named as in `turn_rewards`.
+    #[serde(default, deserialize_with = "super::object::or_default", skip_serializing_if = "BTreeMap::is_empty")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<BTreeMap<String, String>>))]
+    pub turn_state_keys: BTreeMap<String, String>,
     /// How the execution ended; `completed` when absent, or `truncated` if a call was refused because a bound of the
     /// session was reached.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -197,9 +205,27 @@ impl SessionFinish {
     /// The request for one session.
     #[must_use]
     pub fn of(session_id: impl Into<String>, request: FinishRequest) -> Self {
-        let FinishRequest { reward, rewards, reward_components, turn_rewards, status, metadata, wait_ms } = request;
-        let session_id = session_id.into();
-        Self { session_id, reward, rewards, reward_components, turn_rewards, status, metadata, wait_ms }
+        let FinishRequest {
+            reward,
+            rewards,
+            reward_components,
+            turn_rewards,
+            turn_state_keys,
+            status,
+            metadata,
+            wait_ms,
+        } = request;
+        Self {
+            session_id: session_id.into(),
+            reward,
+            rewards,
+            reward_components,
+            turn_rewards,
+            turn_state_keys,
+            status,
+            metadata,
+            wait_ms,
+        }
     }
 }
 

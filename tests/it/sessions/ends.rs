@@ -119,6 +119,37 @@ on_both_stores! {
             }
             assert_eq!(all.len(), 5 * expected.len() - 3);
         }
+        // Calls that began in the same state are compared with each other.
+        app.rules("states", json!({
+            "group": {"size": 2}, "advantage": {"kind": "gigpo", "gamma": 0.9, "norm": "none"},
+        })).await;
+        let in_states = async |rollout: &str, reward: f64, states: &[&str]| {
+            let models = json!({"any": {"policy": "states"}, "other": {"policy": null}});
+            let opened = open(app, json!({"rollout_id": rollout, "group_id": "s", "models": models})).await;
+            let mut prompt = vec![S, U, A];
+            for number in 0..states.len() {
+                let policy = forebay_domain::ids::PolicyName::parse("states").expect("a name");
+                let call = NewCall { policy, ..call(&prompt, &[11 + number as i32, E]) };
+                prompt.extend([&call.ids[..], &[T, U, A]].concat());
+                record(app, &opened, call).await;
+            }
+            let keys: Value = states.iter().zip(1..).map(|(state, call): (_, i32)| (call.to_string(), json!(state))).collect();
+            let wrong = json!({"reward": reward, "turn_state_keys": {"1": ""}});
+            assert_eq!(app.post(&path(&opened, "/finish"), wrong).await.pointers(422), ["/turn_state_keys/1"]);
+            let body = json!({"reward": reward, "turn_state_keys": keys});
+            app.post(&path(&opened, "/finish"), body.clone()).await.expect(200);
+            assert_eq!(app.post(&path(&opened, "/finish"), body).await.expect(200)["duplicate"], true);
+        };
+        in_states("s-1", 1.0, &["s0", "s1"]).await;
+        in_states("s-2", 0.0, &["s0", "s0", "s2"]).await;
+        let rows = app.samples(&app.lease_with(json!({"policy": "states"})).await).await;
+        let begins: Vec<f64> = rows.iter().flat_map(|row| {
+            row["advantages"].as_array().expect("the row has advantages").chunks(5).map(|turn| turn[0].as_f64().expect("a number"))
+        }).collect();
+        for (found, expected) in begins.iter().zip([1.1, 0.5, -0.8, -0.8, -0.5]) {
+            assert!((found - expected).abs() < 1e-6, "{begins:?}");
+        }
+        assert_eq!(begins.len(), 5);
         // Of several sessions, the pointer says which.
         let bad = played("d", 1).await;
         let finishes = json!([

@@ -8,13 +8,15 @@ use std::{
 
 use forebay_domain::{
     ids::{SessionId, SessionPk},
+    refusal::Refusal,
     session::StoredCall,
+    trajectory::escape,
 };
 use forebay_store::{error::StoreError, ops::session::calls::FindCalls};
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tracing::Instrument as _;
 
-use crate::Buffer;
+use crate::{Buffer, session::ending::Ending};
 
 /// Calls that are read at once.
 const CALLS_PAGE: u32 = 64;
@@ -23,6 +25,31 @@ const CALLS_PAGE: u32 = 64;
 #[derive(Debug, Default)]
 pub(super) struct SessionCalls {
     pub(super) calls: Vec<StoredCall>,
+}
+
+/// What a finish says of calls, by their numbers.
+#[derive(Debug, Default)]
+pub(super) struct SaidOfCalls {
+    pub(super) rewards: BTreeMap<u32, f64>,
+    /// The names of the states in which they were made.
+    pub(super) states: BTreeMap<u32, String>,
+}
+
+fn by_number<T: Clone>(
+    field: &str,
+    said: &BTreeMap<String, T>,
+    number: impl Fn(&str) -> Option<u32>,
+) -> Result<BTreeMap<u32, T>, Refusal> {
+    let mut found = BTreeMap::new();
+    for (name, value) in said {
+        let is_new = number(name).is_some_and(|number| found.insert(number, value.clone()).is_none());
+        if !is_new {
+            let detail = "must be the id of an answer that the session recorded, or the number of such a call, each once: \
+                          `GET /sessions/{id}/turns` has them";
+            return Err(Refusal::invalid(format!("/{field}/{}", escape(name)), detail));
+        }
+    }
+    Ok(found)
 }
 
 impl SessionCalls {
@@ -46,29 +73,22 @@ impl SessionCalls {
         self.calls.get(index)
     }
 
-    /// The rewards of calls by their numbers. A call is named by its number, or by the id of its answer as the agent
-    /// received it. If a name is that of no call, or of one that another name is for, returns it.
-    pub(super) fn rewards<'n>(
-        &self,
-        named: impl Iterator<Item = (&'n str, f64)>,
-    ) -> Result<BTreeMap<u32, f64>, &'n str> {
-        let mut named = named.peekable();
-        let mut rewards = BTreeMap::new();
-        if named.peek().is_none() {
-            return Ok(rewards);
-        }
+    /// What a finish says of calls. A call is named by its number, or by the id of its answer as the agent received it.
+    /// Refuses a name that is that of no call, or of one that another name is for.
+    pub(super) fn said(&self, wanted: &Ending) -> Result<SaidOfCalls, Refusal> {
+        let Some((rewards, states)) = wanted.of_calls() else { return Ok(SaidOfCalls::default()) };
         let with_id = |call: &'_ StoredCall| Some((call.columns.id.clone()?, call.seq));
         let numbers: HashMap<String, u32> = self.calls.iter().filter_map(with_id).collect();
-        for (name, reward) in named {
+        let number = |name: &str| {
             // The prefix of an API ends with `-` or `_`, and the id itself has neither.
             let id = name.rsplit(['-', '_']).next().unwrap_or(name);
             let by_number = || name.parse().ok().filter(|number| self.call(*number).is_some());
-            let number = numbers.get(id).copied().or_else(by_number).ok_or(name)?;
-            if rewards.insert(number, reward).is_some() {
-                return Err(name);
-            }
-        }
-        Ok(rewards)
+            numbers.get(id).copied().or_else(by_number)
+        };
+        Ok(SaidOfCalls {
+            rewards: by_number("turn_rewards", rewards, number)?,
+            states: by_number("turn_state_keys", states, number)?,
+        })
     }
 
     /// The ids of the whole prompt of a call.

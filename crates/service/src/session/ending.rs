@@ -78,6 +78,11 @@ impl Finish {
         for (call, reward) in &sent.turn_rewards {
             require(reward.is_finite(), &format!("/turn_rewards/{}", escape(call)), "must be finite".to_owned());
         }
+        for (call, state_key) in &sent.turn_state_keys {
+            if let Err(detail) = check_name(state_key) {
+                require(false, &format!("/turn_state_keys/{}", escape(call)), detail.to_string());
+            }
+        }
         let mut metadata = None;
         if let Some(raw) = &sent.metadata {
             let max = buffer.options.limits.metadata_bytes_max;
@@ -140,6 +145,13 @@ fn digest(sent: &wire::SessionFinish, metadata: Option<ContentDigest>) -> Conten
         for (call, reward) in &sent.turn_rewards {
             hasher.text(call);
             hasher.float(*reward + 0.0);
+        }
+    }
+    if !sent.turn_state_keys.is_empty() {
+        hasher.text("turn_state_keys");
+        for (call, state_key) in &sent.turn_state_keys {
+            hasher.text(call);
+            hasher.text(state_key);
         }
     }
     hasher.finish()
@@ -205,10 +217,11 @@ impl Ending {
         }
     }
 
-    /// The rewards that its calls get, by their names.
-    pub(super) fn turn_rewards(&self) -> impl Iterator<Item = (&str, f64)> {
-        let finish = if let How::Finish(finish) = &self.how { Some(finish) } else { None };
-        finish.into_iter().flat_map(|finish| &finish.sent.turn_rewards).map(|(call, reward)| (call.as_str(), *reward))
+    /// What it says of calls, if it does: their rewards and states, by their names.
+    pub(super) fn of_calls(&self) -> Option<(&BTreeMap<String, f64>, &BTreeMap<String, String>)> {
+        let How::Finish(finish) = &self.how else { return None };
+        let (rewards, states) = (&finish.sent.turn_rewards, &finish.sent.turn_state_keys);
+        (!rewards.is_empty() || !states.is_empty()).then_some((rewards, states))
     }
 
     pub(super) fn wait(&self) -> Duration {

@@ -8,7 +8,6 @@ use forebay_domain::{
     ingest::new_rollout::{Marks, NewRollout},
     refusal::Refusal,
     session::{EndSession, Session, SessionPolicy, notes::SessionNotes, without_indexes},
-    trajectory::escape,
     warnings::Warning,
 };
 use forebay_store::error::StoreError;
@@ -66,7 +65,8 @@ pub(super) async fn assemble(buffer: &Buffer, wanted: &Ending, session: &Session
     let Parts { assembled, teachers, mut causes } = if wanted.keeps_segments() && session.calls > 0 {
         from_calls(buffer, wanted, session, &current).await?
     } else {
-        wanted.turn_rewards().next().map_or(Ok(()), |(name, _)| Err(no_call(name)))?;
+        // There is none that it could say something of.
+        SessionCalls::default().said(wanted)?;
         Parts::without_calls(&current)
     };
     let of_current = current.iter().zip(&assembled).map(|(policy, one)| (policy.policy.clone(), one.totals));
@@ -168,11 +168,11 @@ async fn from_calls(
     if calls.calls.len() as u32 != session.calls {
         return Err(Refusal::SessionChanged.into());
     }
-    let rewards = calls.rewards(wanted.turn_rewards()).map_err(no_call)?;
+    let said = calls.said(wanted)?;
     let calls = Arc::new(calls);
     let assemble = {
         let calls = Arc::clone(&calls);
-        move || policies.iter().map(|(policy, retries)| calls.assemble(policy, *retries, &rewards)).collect()
+        move || policies.iter().map(|(policy, retries)| calls.assemble(policy, *retries, &said)).collect()
     };
     let done: Result<Vec<Assembled>, _> = work::on_thread(assemble).await.map_err(|_| StoreError::Closed)?;
     let mut assembled = done.map_err(|_| circular(session.session_id))?;
@@ -214,12 +214,6 @@ pub(super) async fn pack(
         rollout.mark(marks);
     }
     Ok((rollouts, assembled.end))
-}
-
-fn no_call(name: &str) -> Refusal {
-    let detail = "must be the id of an answer that the session recorded, or the number of such a call, each once: \
-                  `GET /sessions/{id}/turns` has them";
-    Refusal::invalid(format!("/turn_rewards/{}", escape(name)), detail)
 }
 
 /// The totals of a policy whose segments are not kept.

@@ -1,6 +1,6 @@
 //! What becomes of the calls of a session: segments, and the turns that producers look at.
 
-use std::{borrow::Cow, collections::BTreeMap, sync::Arc};
+use std::{borrow::Cow, sync::Arc};
 
 use forebay_bounds::work;
 use forebay_domain::{
@@ -23,7 +23,7 @@ use crate::{
     policies,
     session::{
         breaks::{self, CallBreak},
-        calls::{SessionCalls, circular, one_of_few},
+        calls::{SaidOfCalls, SessionCalls, circular, one_of_few},
         delivery,
     },
 };
@@ -103,16 +103,16 @@ pub(super) fn reason_name(reason: DropReason) -> &'static str {
 }
 
 impl SessionCalls {
-    /// Assembles the calls of a policy, of which some have rewards, by their numbers. This takes milliseconds for long
+    /// Assembles the calls of a policy, with what is said of them. This takes milliseconds for long
     /// sessions, so async workers must not call it.
     pub(super) fn assemble(
         &self,
         policy: &PolicyName,
         retries: Retries,
-        rewards: &BTreeMap<u32, f64>,
+        said: &SaidOfCalls,
     ) -> Result<Assembled, NoBeginning> {
         let of_policy = OfPolicy::new(self, policy);
-        let calls = of_policy.calls(rewards)?;
+        let calls = of_policy.calls(said)?;
         let assembly = calls.assemble(retries);
         let segments: Vec<Segment> = assembly.chains.iter().map(|chain| calls.segment(chain)).collect();
         let breaks = assembly.breaks.iter().map(|found| of_policy.call_break(policy, found)).collect();
@@ -133,7 +133,7 @@ impl SessionCalls {
     /// The calls of a policy, and the breaks among them. The causes of the breaks are not known yet.
     fn turns(&self, policy: &PolicyName, retries: Retries) -> Result<(Vec<Turn>, Vec<CallBreak>), NoBeginning> {
         let of_policy = OfPolicy::new(self, policy);
-        let assembly = of_policy.calls(&BTreeMap::new())?.assemble(retries);
+        let assembly = of_policy.calls(&SaidOfCalls::default())?.assemble(retries);
         let mut turns: Vec<Turn> = of_policy
             .stored
             .iter()
@@ -198,7 +198,7 @@ impl<'a> OfPolicy<'a> {
         Self { stored, prompts, places, delivered }
     }
 
-    fn calls(&self, rewards: &BTreeMap<u32, f64>) -> Result<CallSet<'_>, NoBeginning> {
+    fn calls<'s>(&'s self, said: &'s SaidOfCalls) -> Result<CallSet<'s>, NoBeginning> {
         let with_places = self.stored.iter().zip(&self.prompts).zip(&self.places).zip(&self.delivered);
         let calls = with_places.map(|(((stored, (after, prompt)), place), delivered)| Call {
             ended: *place,
@@ -211,8 +211,8 @@ impl<'a> OfPolicy<'a> {
             agent: stored.head.agent.as_deref(),
             delivered: *delivered,
             retry_count: stored.head.retry_count,
-            reward: rewards.get(&stored.seq).copied(),
-            state_key: None,
+            reward: said.rewards.get(&stored.seq).copied(),
+            state_key: said.states.get(&stored.seq).map(String::as_str),
         });
         CallSet::new(calls.collect())
     }
