@@ -76,7 +76,7 @@ impl SessionCalls {
     /// What a finish says of calls. A call is named by its number, or by the id of its answer as the agent received it.
     /// Refuses a name that is that of no call, or of one that another name is for.
     pub(super) fn said(&self, wanted: &Ending) -> Result<SaidOfCalls, Refusal> {
-        let Some((rewards, states)) = wanted.of_calls() else { return Ok(SaidOfCalls::default()) };
+        let Some(finish) = wanted.of_calls() else { return Ok(SaidOfCalls::default()) };
         let with_id = |call: &'_ StoredCall| Some((call.columns.id.clone()?, call.seq));
         let numbers: HashMap<String, u32> = self.calls.iter().filter_map(with_id).collect();
         let number = |name: &str| {
@@ -86,8 +86,8 @@ impl SessionCalls {
             numbers.get(id).copied().or_else(by_number)
         };
         Ok(SaidOfCalls {
-            rewards: by_number("turn_rewards", rewards, number)?,
-            states: by_number("turn_state_keys", states, number)?,
+            rewards: by_number("turn_rewards", &finish.turn_rewards, number)?,
+            states: by_number("turn_state_keys", &finish.turn_state_keys, number)?,
         })
     }
 

@@ -80,7 +80,7 @@ impl Finish {
         }
         for (call, state_key) in &sent.turn_state_keys {
             if let Err(detail) = check_name(state_key) {
-                require(false, &format!("/turn_state_keys/{}", escape(call)), detail.to_string());
+                require(false, &format!("/turn_state_keys/{}", escape(call)), detail);
             }
         }
         let mut metadata = None;
@@ -217,11 +217,11 @@ impl Ending {
         }
     }
 
-    /// What it says of calls, if it does: their rewards and states, by their names.
-    pub(super) fn of_calls(&self) -> Option<(&BTreeMap<String, f64>, &BTreeMap<String, String>)> {
+    /// The finish, if it says something of calls.
+    pub(super) fn of_calls(&self) -> Option<&wire::SessionFinish> {
         let How::Finish(finish) = &self.how else { return None };
-        let (rewards, states) = (&finish.sent.turn_rewards, &finish.sent.turn_state_keys);
-        (!rewards.is_empty() || !states.is_empty()).then_some((rewards, states))
+        let says = !finish.sent.turn_rewards.is_empty() || !finish.sent.turn_state_keys.is_empty();
+        says.then_some(&*finish.sent)
     }
 
     pub(super) fn wait(&self) -> Duration {
