@@ -6,7 +6,7 @@ Later questions do not depend on earlier answers, so the rule compares what each
 `gamma` 0 and without the outcome. A right answer is learned from although the next one was wrong.
 
 In the profile `outcome` only the outcome counts: the rule `grpo` compares the rollouts that passed with the others. The
-same rollouts come in, and nothing is learned until the first one has passed.
+same groups are let through, and nothing is learned from those in which nobody has passed.
 
 Source: arXiv 2505.11821 (Zeng et al. 2025), which compares advantages by turn with those by trajectory, for agents that
 search.

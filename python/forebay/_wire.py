@@ -2084,7 +2084,8 @@ class StepInfo:
     groups: int
     """Number of groups."""
     flat_groups: int
-    """Number of groups of several rewards that are all equal: nothing can be learned from them."""
+    """Number of groups of several rewards that are all equal: nothing can be learned from them. Groups whose turns or
+    tokens have advantages of their own are not counted."""
     rollouts: int
     """Number of rollouts."""
     tokens: int

@@ -35,6 +35,9 @@ pub struct SealedRow {
     pub tokens: u64,
     /// The number of bytes that its payload unpacks to.
     pub unpacked_bytes: u64,
+    /// The number of bytes of the columns that are made when it is read: the advantages of tokens, where turns are
+    /// compared.
+    pub made_bytes: u64,
     /// Trained tokens by version as sent, if they are recorded.
     pub trained_spans: Option<Vec<TrainedSpan>>,
     /// Checksum of the row.

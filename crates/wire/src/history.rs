@@ -51,7 +51,8 @@ pub struct StepInfo {
     pub batches: i64,
     /// Number of groups.
     pub groups: i64,
-    /// Number of groups of several rewards that are all equal: nothing can be learned from them.
+    /// Number of groups of several rewards that are all equal: nothing can be learned from them. Groups whose turns or tokens
+    /// have advantages of their own are not counted.
     pub flat_groups: i64,
     /// Number of rollouts.
     pub rollouts: i64,

@@ -216,6 +216,16 @@ def test_a_dataset_is_refused(fb: forebay.Client, policy: str, tmp_path: Path) -
         trainer(fb, policy, tmp_path, 2, train_dataset=[])
 
 
+@pytest.mark.parametrize("settings", [{"loss_type": "vespo"}, {"off_policy_mask_threshold": 0.5}])
+def test_losses_of_sequences_do_not_take_advantages_of_tokens(
+    fb: forebay.Client, policy: str, tmp_path: Path, settings: dict[str, Any]
+) -> None:
+    tiny.post(fb, policy, 2, advantage={"kind": "turn_return"})
+    with pytest.raises(errors.ConfigurationError, match="by the sign of its advantage"):
+        trainer(fb, policy, tmp_path, 1, config=settings).train()
+    assert [batch.state for batch in fb.list_batches(policy)] != ["trained"]
+
+
 @pytest.mark.parametrize("loss_type", ["cispo", "vespo"])
 def test_other_sums_are_proportional_to_the_weights(
     fb: forebay.Client, policy: str, tmp_path: Path, loss_type: str, difference: Difference

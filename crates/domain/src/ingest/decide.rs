@@ -139,8 +139,8 @@ pub fn check(rules: &Rules, new: &NewRollout, room: Room, group_size: u32) -> Re
     let turns_max = credit::turns_max(group_size);
     if rules.compare_turns() && facts.turns.len() > turns_max {
         let detail = format!(
-            "has more than {turns_max} turns, and policy `{}` compares as many in a group of {group_size}: a turn is a call, \
-             an entry of `turns`, or a run of tokens with mask 1 where there are neither",
+            "has more than the {turns_max} turns that policy `{}` compares of a rollout in a group of {group_size}: a turn is a \
+             call, an entry of `turns`, or a run of tokens with mask 1 where there are neither",
             new.policy
         );
         refuse(list, detail);

@@ -70,7 +70,7 @@ pub fn bytes_of(members: &[impl AsRef<SealedRow>]) -> u64 {
 }
 
 fn expanded_bytes(row: &SealedRow) -> u64 {
-    row.unpacked_bytes + u64::from(row.segments.max(1)) * ROW_BYTES
+    row.unpacked_bytes.saturating_add(row.made_bytes).saturating_add(u64::from(row.segments.max(1)) * ROW_BYTES)
 }
 
 /// Checks the seal of a rollout and the digest of its payload, and unpacks the payload.
@@ -94,4 +94,44 @@ pub fn check_seal(row: &SealedRow, payload: &Payload) -> Result<(), Damaged> {
         return Err(Damaged("its row differs from its seal"));
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        ids::{RolloutPk, Version},
+        states::Verdict,
+    };
+
+    struct Row(SealedRow);
+
+    impl AsRef<SealedRow> for Row {
+        fn as_ref(&self) -> &SealedRow {
+            &self.0
+        }
+    }
+
+    #[test]
+    fn columns_that_are_made_take_room_in_a_page() {
+        let row = |made_bytes| SealedRow {
+            rollout_pk: RolloutPk(1),
+            group_id: String::new(),
+            rollout_id: String::new(),
+            verdict: Verdict::Kept,
+            reward: None,
+            policy_version: Version(0),
+            segments: 1,
+            tokens: 1,
+            unpacked_bytes: PAGE_BYTES / 2 - ROW_BYTES,
+            made_bytes,
+            trained_spans: None,
+            seal: [0; 16],
+        };
+        let rows = |made_bytes| Members::from(vec![Row(row(made_bytes)), Row(row(made_bytes))]).next_page_bytes();
+        assert_eq!(rows(0), PAGE_BYTES);
+        assert_eq!(rows(1), PAGE_BYTES / 2 + 1, "only one of them fits now");
+        // What is damaged does not overflow.
+        assert_eq!(rows(u64::MAX), u64::MAX);
+    }
 }

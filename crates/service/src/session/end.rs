@@ -115,10 +115,11 @@ async fn end_stable(
 ) -> Result<Vec<Ended>, BufferError> {
     for _ in 0..ATTEMPTS_MAX {
         let mut found = Vec::with_capacity(wanted.len());
-        for one in wanted {
+        for (index, one) in wanted.iter().enumerate() {
             let session =
                 buffer.store.read(FindSession(one.session_id)).await?.ok_or(Refusal::Unknown("the session"))?;
-            one.check(&session, buffer.clock.now())?;
+            let checked = one.check(&session, buffer.clock.now());
+            checked.map_err(|refusal| of_one(refusal.into(), index, wanted.len()))?;
             found.push(session);
         }
         if wanted.iter().any(|one| !matches!(one.how, How::Expire { .. })) {
@@ -172,7 +173,8 @@ async fn end_found(buffer: &Buffer, wanted: &[Ending], found: Vec<Session>) -> R
     let mut ending = Vec::new();
     for (index, one) in assembled {
         let by_policy = one.by_policy.clone();
-        let (rollouts, end) = rollouts::pack(buffer, one, &execution).await?;
+        let packed = rollouts::pack(buffer, one, &execution).await;
+        let (rollouts, end) = packed.map_err(|error| of_one(error, index, wanted.len()))?;
         owners.extend(rollouts.iter().map(|_| index));
         bundle.rollouts.extend(rollouts);
         bundle.ends.push(end);

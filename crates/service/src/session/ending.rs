@@ -69,10 +69,10 @@ impl Finish {
         require(wait, "/wait_ms", format!("must be at most {WAIT_MS_MAX}"));
         let mut rewards = BTreeMap::new();
         for (policy, reward) in &sent.rewards {
-            require(reward.is_finite(), &format!("/rewards/{policy}"), "must be finite".to_owned());
+            require(reward.is_finite(), &format!("/rewards/{}", escape(policy)), "must be finite".to_owned());
             match PolicyName::parse(policy) {
                 Ok(policy) => drop(rewards.insert(policy, *reward)),
-                Err(error) => require(false, &format!("/rewards/{policy}"), error.to_string()),
+                Err(error) => require(false, &format!("/rewards/{}", escape(policy)), error.to_string()),
             }
         }
         for (call, reward) in &sent.turn_rewards {

@@ -134,8 +134,7 @@ pub(super) async fn read_members(tx: &mut Tx<'_>, rows: Vec<Row>) -> Result<Vec<
     let mut found = group::turns(tx, &comparing).await?;
     for member in &mut members {
         let Some(stored) = found.remove(&member.row.rollout_pk) else { continue };
-        // Its page has a column more than its payload: the advantages of its tokens.
-        member.row.unpacked_bytes += 4 * member.row.tokens;
+        member.row.made_bytes = member.row.tokens.saturating_mul(4);
         member.turns = Some(blake3::hash(&stored.turns));
         member.turn_advantages = stored.advantages;
     }
@@ -173,6 +172,7 @@ pub(super) fn read_sealed(row: &mut Row, group_id: String) -> Result<SealedRow, 
         segments: row.get("segments")?,
         tokens: row.get("tokens")?,
         unpacked_bytes: row.get("unpacked_bytes")?,
+        made_bytes: 0,
         trained_spans: trained_spans(row)?,
         seal: row.get("seal")?,
     })

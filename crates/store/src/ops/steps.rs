@@ -119,7 +119,7 @@ async fn sums(tx: &mut Tx<'_>, batch: &Batch) -> Result<GroupSums, StoreError> {
     let mut sums = GroupSums::default();
     for mut row in tx.fetch_all(SELECT_GROUP_SUMS, args![batch.batch_pk]).await? {
         let (low, high): (Option<f64>, Option<f64>) = (row.get("reward_min")?, row.get("reward_max")?);
-        // With rewards of turns, a group may teach although its rollouts have equal rewards.
+        // Where turns or tokens have advantages of their own, a group may teach although its rollouts have equal rewards.
         let by_rollout = !tx.rules(row.get("rules_pk")?).await?.tokens_have_advantages();
         let is_flat = by_rollout && row.get::<i64>("rollouts")? > 1 && low.is_some() && low == high;
         sums.flat += i64::from(is_flat);

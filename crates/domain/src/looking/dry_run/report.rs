@@ -139,7 +139,7 @@ impl Report {
         let rewards: Vec<f64> = draft.members.iter().filter_map(|&place| group.rollouts[place].reward).collect();
         if draft.outcome == Outcome::Ready && rules_now.outcome != Outcome::Ready {
             self.entering.0 += 1;
-            self.entering.1 += u64::from(is_flat(&rewards));
+            self.entering.1 += u64::from(is_flat(&rewards) && !group.rules.tokens_have_advantages());
         }
         let is_judged = !matches!(draft.outcome, Outcome::Unjudged(_));
         self.is_refilled_otherwise |=

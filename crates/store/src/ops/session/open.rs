@@ -1,4 +1,6 @@
 //! Opening of sessions, under the locks of the rows of their policies.
+use std::sync::Arc;
+
 use async_trait::async_trait;
 use forebay_domain::{
     admission::{
@@ -12,6 +14,7 @@ use forebay_domain::{
     ingest::{decide, new_rollout::NewRollout},
     policies::Policy,
     refusal::Refusal,
+    rules::Rules,
     session::{KEYS_MAX, NewSession, OpenedSession, check_rules},
     states::{SessionState, Verdict},
     tally::Tally,
@@ -48,14 +51,21 @@ impl Op for NewSession {
                 return Ok(before);
             }
         }
-        let mut sizes = Vec::with_capacity(policies.len());
+        let (mut sizes, mut max_calls) = (Vec::with_capacity(policies.len()), self.max_calls);
         for (index, (policy, probe)) in policies.iter().zip(self.probes.iter()).enumerate() {
             match check(self, tx, policy, probe, index).await? {
-                Ok(size) => sizes.push(size),
+                Ok((size, rules)) => {
+                    sizes.push(size);
+                    // No more calls than the rollout may have turns: a session that is full ends as `truncated`, and one
+                    // with too many turns would be refused its end.
+                    if rules.compare_turns() {
+                        max_calls = max_calls.min(credit::turns_max(size) as u32);
+                    }
+                }
                 Err(refusal) => return Ok(Err(refusal)),
             }
         }
-        insert(self, tx, &policies, &sizes).await?;
+        insert(self, tx, &policies, &sizes, max_calls).await?;
         let Self { session_id, expires_at, .. } = *self;
         Ok(Ok(OpenedSession { session_id, expires_at, duplicate: false }))
     }
@@ -109,14 +119,14 @@ async fn opened_before(
 }
 
 /// Refuses what ingest would refuse at the end of the session, and a rollout for which there is no room. Returns the
-/// size of the group.
+/// size of the group and its rules.
 async fn check(
     new: &NewSession,
     tx: &mut Tx<'_>,
     policy: &Policy,
     probe: &NewRollout,
     index: usize,
-) -> Result<Result<u32, Refusal>, StoreError> {
+) -> Result<Result<(u32, Arc<Rules>), Refusal>, StoreError> {
     const FIND_ROLLOUT: Statement = Statement::new(
         "-- find_rollout_of_session
         SELECT rollout_pk, verdict
@@ -172,10 +182,16 @@ async fn check(
     }
     let asked = Asked { rollouts: 1, group: Some(group), environment };
     let granted = admission::grant(tx, policy, RoomFor::Session, &asked, new.now).await?;
-    Ok(granted.map(|_| size).map_err(|rule| Refusal::NoRoom(policy.name.clone(), rule)))
+    Ok(granted.map(|_| (size, rules)).map_err(|rule| Refusal::NoRoom(policy.name.clone(), rule)))
 }
 
-async fn insert(new: &NewSession, tx: &mut Tx<'_>, policies: &[Policy], sizes: &[u32]) -> Result<(), StoreError> {
+async fn insert(
+    new: &NewSession,
+    tx: &mut Tx<'_>,
+    policies: &[Policy],
+    sizes: &[u32],
+    max_calls: u32,
+) -> Result<(), StoreError> {
     const INSERT_SESSION: Statement = Statement::new(
         "-- insert_session
         INSERT INTO session (
@@ -193,17 +209,13 @@ async fn insert(new: &NewSession, tx: &mut Tx<'_>, policies: &[Policy], sizes: &
         )
         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, 0, 0, 1)",
     );
-    // No more calls than the rollout may have turns: a session that is full ends as `truncated`, and one with too many
-    // turns would be refused its end.
-    let comparing = policies.iter().zip(sizes).filter(|(policy, _)| policy.rules.compare_turns());
-    let turns_max = comparing.map(|(_, size)| credit::turns_max(*size) as u32).min();
     let spec = serde_json::to_string(&*new.spec).expect("a specification is plain data");
     let due_at = new.expires_at.min(new.now.plus_seconds(new.idle_s));
     let values = args![
         new.session_id.as_bytes(),
         spec,
         new.content.as_bytes(),
-        new.max_calls.min(turns_max.unwrap_or(u32::MAX)),
+        max_calls,
         new.idle_s,
         new.now,
         new.expires_at,
