@@ -26,13 +26,14 @@ impl Reference {
 
     fn end_all(&mut self, wanted: &[(Option<SessionNumber>, Ending)]) -> Result<Vec<Ended>, Refused> {
         let mut numbers = Vec::new();
-        for (session, ending) in wanted {
+        for (owner, (session, ending)) in wanted.iter().enumerate() {
             let number = session.filter(|number| self.sessions.contains_key(number)).ok_or(Refused::Unknown)?;
             self.sessions[&number].ended_by(number, ending)?;
             if let Ending::Finish(finish) = ending
                 && let Some(other) = finish.rewards.keys().find(|policy| !self.sessions[&number].has(**policy))
             {
-                return Err(Refused::Invalid(format!("/rewards/policy-{other}")));
+                let place = if wanted.len() == 1 { String::new() } else { format!("/{owner}") };
+                return Err(Refused::Invalid(format!("{place}/rewards/policy-{other}")));
             }
             numbers.push(number);
         }
