@@ -248,7 +248,7 @@ pub enum Refusal {
 /// The setting that bounds what a session holds.
 fn bound_of(what: &str) -> &'static str {
     match what {
-        "calls" => "`max_calls`, and where turns are compared, what the size of the group leaves",
+        "calls" => "`max_calls`, or fewer in a large group whose turns are compared",
         "bytes" => "`sessions.max_session_bytes`",
         "segments" => "`limits.trajectory_segments`",
         _ => "`limits.trajectory_tokens`",
