@@ -20,7 +20,10 @@ use forebay_domain::{
     formats::{canonical::ContentDigest, payload::Payload},
     ids::{GroupId, POLICY_NAME_BYTES_MAX, PolicyName, RolloutId},
     ingest::new_rollout::NewRollout,
-    rules::{Rules, filter::Filters},
+    rules::{
+        Rules,
+        filter::{Filters, reward::RewardExpression},
+    },
     surrogates::LoneSurrogates,
     trajectory::{Trajectory, TrajectoryLimits, VIOLATIONS_MAX},
 };
@@ -430,6 +433,12 @@ pub fn filter(bytes: &[u8]) {
     assert!(started.elapsed() < FILTER_TIME_MAX, "took {:?}", started.elapsed());
     if let Err(violations) = compiled {
         assert!(!violations.is_empty(), "a refusal has reasons");
+    }
+    let started = Instant::now();
+    let compiled = RewardExpression::compile(when);
+    assert!(started.elapsed() < FILTER_TIME_MAX, "took {:?}", started.elapsed());
+    if let Err(messages) = compiled {
+        assert!(!messages.is_empty(), "a refusal has reasons");
     }
 }
 

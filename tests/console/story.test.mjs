@@ -22,6 +22,14 @@ test("a rollout without a place has no group in its story", () => {
     assert.deepEqual(titles({ verdict: "late", reason: "late", state: "late" }), ["received", "late"]);
 });
 
+test("a rollout that lacks scores says which", () => {
+    const waits = { state: "scoring", scoring: ["judge", "tests"] };
+    assert.deepEqual(titles(waits), ["received", "waits for scores", "group open"]);
+    assert.deepEqual(moments({ ...STORY, ...waits }, null, null)[1].lines, ["judge, tests"]);
+    const late = { verdict: "late", reason: "group-full", state: "late" };
+    assert.match(moments({ ...STORY, ...late }, null, null)[1].lines[0], /wait for scores/);
+});
+
 test("the story of a checkpointed rollout ends with its checkpoint, and a purge comes last", () => {
     const group = { ...STORY.group, state: "batched", arrived: 4 };
     const story = {

@@ -17,11 +17,12 @@ made = subprocess.run(
 )
 said = made.stdout + made.stderr
 assert made.returncode == 0, said
-# The generator leaves out what is not one JSON value: rollouts and documents line by line, and rollouts as Arrow. Told to take them as bytes, it
+# The generator leaves out what is not one JSON value: rollouts, scores and documents line by line, and rollouts as Arrow. Told to take them as bytes, it
 # would make a client that tells the forms of a body apart by `isinstance` of a union, which Python refuses.
 unsupported = [line for line in said.splitlines() if line.startswith("Unsupported content type ")]
 assert sorted(line.split()[-1] for line in unsupported) == [
     "application/vnd.apache.arrow.stream",
+    "application/x-ndjson",
     "application/x-ndjson",
     "application/x-ndjson",
 ], said
@@ -29,6 +30,7 @@ warnings = [line for line in said.splitlines() if line.upper().startswith(("WARN
 assert sorted(warnings) == [
     "WARNING parsing GET /exports within operations.",
     "WARNING parsing POST /imports/{format} within agents.",
+    "WARNING parsing POST /scores within agents.",
     "WARNING parsing POST /trajectories within agents.",
     "WARNING parsing POST /trajectories within agents.",
 ], said

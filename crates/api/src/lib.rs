@@ -48,7 +48,7 @@ use crate::{
     routes::{
         admissions, batches, console, groups, imports, keys,
         looking::{content, exports, filters, journal, series, steps, why},
-        operations, policies, samples, sessions,
+        operations, policies, samples, scores, sessions,
         tokenizers::{self, Tokenizers},
         trajectories, whoami,
     },
@@ -209,6 +209,7 @@ fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(trajectories::post, trajectories::get))
         .routes(routes!(imports::post))
         .routes(routes!(admissions::post))
+        .routes(routes!(scores::post, scores::get))
         .routes(routes!(sessions::open, sessions::list))
         .routes(routes!(sessions::get))
         .routes(routes!(sessions::turns))

@@ -12,7 +12,7 @@ use forebay_domain::{
 use forebay_wire::{
     self as wire, AbortRequest, AckRequest, AdmissionRequest, BatchRequest, CheckpointRequest, CloseRequest,
     DiscardRequest, ExtendRequest, FinishRequest, KeyRequest, NackRequest, Object, PolicyRules, Problem, ResetRequest,
-    ResumeRequest, SessionRequest, TryRequest, VersionRequest,
+    ResumeRequest, ScoreRequest, SessionRequest, TryRequest, VersionRequest,
 };
 use serde::de::DeserializeOwned;
 
@@ -35,6 +35,7 @@ use crate::{
         },
         policies::{PolicyQuery, WaitQuery},
         samples::ShardQuery,
+        scores::ScoreQuery,
         sessions::SessionQuery,
         trajectories::{self, StoryQuery},
     },
@@ -107,6 +108,7 @@ pub fn control(bytes: &[u8]) -> Vec<Problem> {
         refusal::<PolicyRules>,
         refusal::<ResetRequest>,
         refusal::<ResumeRequest>,
+        refusal::<ScoreRequest>,
         refusal::<SessionRequest>,
         refusal::<TryRequest>,
         refusal::<VersionRequest>,
@@ -128,6 +130,7 @@ pub fn query(text: &str) -> Vec<Problem> {
         refusal::<JournalQuery>,
         refusal::<OverviewQuery>,
         refusal::<PolicyQuery>,
+        refusal::<ScoreQuery>,
         refusal::<SeriesQuery>,
         refusal::<SessionQuery>,
         refusal::<ShardQuery>,

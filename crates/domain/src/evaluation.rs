@@ -7,7 +7,7 @@
 //! stores the bundle.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
@@ -19,8 +19,9 @@ use crate::{
     ingest::new_rollout::NewRollout,
     rules::{
         Rules,
-        filter::{Evaluation, facts::RolloutFacts},
+        filter::{Evaluation, facts::RolloutFacts, reward},
     },
+    scores::{self, Standing},
     trajectory::{Facts, ResolvedVersions},
 };
 
@@ -66,13 +67,15 @@ impl PartialEq for EvaluationRequest {
 }
 
 /// The result of the filters of some rules on a rollout.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct FilterVerdict {
     pub matched: Option<(String, FilterAction)>,
     /// Filters before it that could not be evaluated.
     pub failed: Vec<String>,
     /// The filters among `failed` that would have cost too much.
     pub over_budget: Vec<String>,
+    /// The value of the rules' expression of the reward; none without one, and if it could not be evaluated.
+    pub reward: Option<f64>,
 }
 
 impl From<Evaluation<'_>> for FilterVerdict {
@@ -82,6 +85,7 @@ impl From<Evaluation<'_>> for FilterVerdict {
             matched: evaluation.matched.map(|found| (found.name.to_owned(), found.action)),
             failed: owned(evaluation.failed),
             over_budget: owned(evaluation.over_budget),
+            reward: None,
         }
     }
 }
@@ -96,13 +100,14 @@ impl LatestEvaluation {
     pub fn by(&self, rules: &Rules, versions: ResolvedVersions, current: Version) -> Option<FilterVerdict> {
         let held = self.held();
         let Some((request, verdict)) = held.as_ref() else {
-            return (!rules.filters().have_rollout_filters()).then(FilterVerdict::default);
+            return (!rules.evaluate_rollouts()).then(FilterVerdict::default);
         };
-        let same_versions = !rules.filters().depend_on_versions()
-            || (request.versions.version, request.current) == (versions.version, current);
+        let same_versions =
+            !rules.depend_on_versions() || (request.versions.version, request.current) == (versions.version, current);
         // Rules for sessions decide what the filters of some rollouts look at.
         let same_rules = std::ptr::eq(&raw const *request.rules, rules)
-            || (&request.rules.filter, &request.rules.sessions) == (&rules.filter, &rules.sessions);
+            || (&request.rules.filter, &request.rules.scores, &request.rules.sessions)
+                == (&rules.filter, &rules.scores, &rules.sessions);
         (same_rules && same_versions).then(|| verdict.clone())
     }
 
@@ -118,11 +123,17 @@ impl fmt::Debug for LatestEvaluation {
 }
 
 /// What filters see of a rollout.
-pub fn filter_facts(facts: &Facts, versions: ResolvedVersions, current: Version) -> RolloutFacts<'_> {
+pub fn filter_facts<'a>(
+    facts: &'a Facts,
+    scores: &'a BTreeMap<String, f64>,
+    versions: ResolvedVersions,
+    current: Version,
+) -> RolloutFacts<'a> {
     RolloutFacts {
         status: facts.status.as_str(),
         reward: facts.reward,
         reward_components: &facts.reward_components,
+        scores,
         environment: facts.environment.as_deref(),
         policy_version: versions.version.0,
         version_current: current.0,
@@ -140,9 +151,38 @@ pub fn filter_facts(facts: &Facts, versions: ResolvedVersions, current: Version)
 /// Evaluates the filters on a rollout. This takes up to a second for the worst filters, so neither a transaction nor an
 /// async worker may call it.
 pub fn evaluate(new: &NewRollout, request: EvaluationRequest) {
-    let facts = filter_facts(&new.form(request.rules.sessions.retries).facts, request.versions, request.current);
-    let verdict = request.rules.filters().evaluate_rollout(&facts).into();
+    let rules = &request.rules;
+    let facts = &new.form(rules.sessions.retries).facts;
+    // Most rules read none, and a rollout may have many components.
+    let scores = if rules.use_scores() || rules.filters().rollout_filters_name(&["scores"]) {
+        scores::all(&facts.reward_components, facts.reward, [])
+    } else {
+        BTreeMap::new()
+    };
+    let standing = Standing::of(rules, facts, &scores);
+    let facts = filter_facts(facts, &scores, request.versions, request.current);
+    let verdict = judge(rules, &facts, &standing);
     *new.evaluation.held() = Some((request, verdict));
+}
+
+/// What the filters say about a rollout, and its reward if it is computed. Filters of a rollout that waits for scores are
+/// asked only whether they drop it whatever its scores will be.
+#[must_use]
+pub fn judge(rules: &Rules, facts: &RolloutFacts<'_>, standing: &Standing) -> FilterVerdict {
+    if matches!(standing, Standing::Waits(_)) {
+        let found = FilterVerdict::from(rules.filters().evaluate_before_scores(facts));
+        let drops = matches!(found.matched, Some((_, FilterAction::Drop)));
+        return if drops { found } else { FilterVerdict::default() };
+    }
+    let expression = rules.reward().filter(|_| *standing == Standing::Complete);
+    let reward = expression.map(|expression| expression.value(facts));
+    let facts = RolloutFacts { reward: reward.unwrap_or(facts.reward), ..*facts };
+    let mut found = FilterVerdict::from(rules.filters().evaluate_rollout(&facts));
+    found.reward = reward.flatten();
+    if reward == Some(None) {
+        found.failed.insert(0, reward::NAME.to_owned());
+    }
+    found
 }
 
 /// Rules and versions that were last seen in a transaction, for policies with filters of rollouts.
@@ -163,7 +203,7 @@ impl LastSeenRules {
         if !request.is_current {
             return;
         }
-        if !request.rules.filters().have_rollout_filters() {
+        if !request.rules.evaluate_rollouts() {
             held.remove(policy);
             return;
         }

@@ -103,6 +103,7 @@ impl Ingested {
             verdict: self.decision.verdict.into(),
             warnings: self.warnings.iter().map(ToString::to_string).collect(),
             reason: self.decision.reason.clone(),
+            scoring: self.decision.scoring.clone(),
             duplicate: self.duplicate,
             group: wire::ReceiptGroup {
                 state: self.fill.state.into(),

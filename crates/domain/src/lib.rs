@@ -42,6 +42,9 @@ pub mod ingest;
 
 pub mod evaluation;
 
+pub mod scores;
+pub mod scoring;
+
 pub mod groups;
 
 pub mod finalize;

@@ -17,6 +17,10 @@ reasons! {
     NO_REWARD = "no-reward";
     /// A rollout that arrived after its group was decided.
     GROUP_DECIDED = "group-decided";
+    /// A rollout that arrived when all places of its group were taken, by rollouts that may still be dropped.
+    GROUP_FULL = "group-full";
+    /// A rollout that lacked a required score at its timeout, or when its group was closed.
+    UNSCORED = "unscored";
     /// A group with too few rollouts at its timeout, at a close, or when its places were used up.
     INCOMPLETE = "incomplete";
     /// A group with too few rollouts when its posts were used up.

@@ -53,6 +53,23 @@ pub enum Refusal {
         /// The verdict of the stored rollout.
         verdict: Verdict,
     },
+    /// The scorer has given the score already, with another value.
+    #[error(
+        "scorer `{scorer}` has given rollout `{rollout_id}` the score `{name}` already, as {value}: send `\"replace\": true` to \
+         change it, or name another `scorer`"
+    )]
+    ScoreConflict {
+        rollout_id: String,
+        /// The index of the score in the request.
+        index: usize,
+        name: String,
+        scorer: String,
+        /// What is stored.
+        value: f64,
+    },
+    /// The filters must be evaluated on rollouts whose scores kept changing.
+    #[error("the scores of the rollouts, or the version of their policy, kept changing while filters were evaluated")]
+    ScoresChanged,
     /// The filters must be evaluated on rollouts of the bundle, which no transaction does; see
     /// [`evaluation`](super::evaluation).
     #[error("the rules or the version of the policy kept changing while the filters of the bundle were evaluated")]

@@ -10,7 +10,7 @@ use forebay_wire::{
     Whiten,
 };
 
-use self::filter::{FilterViolation, Filters};
+use self::filter::{FilterViolation, Filters, reward::RewardExpression};
 use super::{
     batch::GROUPS_MAX,
     ids::{GroupId, check_name},
@@ -44,6 +44,9 @@ const COMPONENT_WEIGHT_MAX: f64 = 1e6;
 /// The greatest weight of what turns of the same state say, beside 1 for what whole rollouts say.
 const OMEGA_MAX: f64 = 1e6;
 
+/// The most scores that a rollout may have to wait for.
+const REQUIRED_SCORES_MAX: usize = 16;
+
 /// Seconds of a day: the longest lease, also after a heartbeat.
 pub const LEASE_TTL_S_MAX: u64 = 86_400;
 
@@ -52,6 +55,8 @@ pub const LEASE_TTL_S_MAX: u64 = 86_400;
 pub struct Rules {
     wire: PolicyRules,
     filters: Filters,
+    /// The expression of the reward, if the rules have one.
+    reward: Option<RewardExpression>,
     /// The reward components that filters of groups and advantages read.
     components: BTreeSet<String>,
 }
@@ -61,10 +66,13 @@ impl Rules {
     pub fn parse(wire: PolicyRules) -> Result<Self, Vec<Violation>> {
         let mut violations = Vec::new();
         check_numbers(&wire, &mut violations);
-        match Filters::compile(&wire.filter) {
-            Ok(filters) if violations.is_empty() => return Ok(Self::new(wire, filters)),
-            Ok(_) => {}
-            Err(found) => violations.extend(filter_violations(found)),
+        let reward = wire.scores.reward.as_deref().map(RewardExpression::compile).transpose();
+        match (Filters::compile(&wire.filter), reward) {
+            (Ok(filters), Ok(reward)) if violations.is_empty() => return Ok(Self::new(wire, filters, reward)),
+            (filters, reward) => {
+                violations.extend(reward.err().into_iter().flat_map(reward_violations));
+                violations.extend(filters.err().into_iter().flat_map(filter_violations));
+            }
         }
         Err(violations)
     }
@@ -73,27 +81,68 @@ impl Rules {
     /// have allowed more, and groups that are open under them must still be decided by them.
     pub fn stored(wire: PolicyRules) -> Result<Self, Vec<Violation>> {
         let filters = Filters::compile_stored(&wire.filter).map_err(filter_violations)?;
-        Ok(Self::new(wire, filters))
+        let reward = wire.scores.reward.as_deref().map(RewardExpression::compile_stored).transpose();
+        let reward = reward.map_err(reward_violations)?;
+        Ok(Self::new(wire, filters, reward))
     }
 
     /// The same rules with other filters, which are checked like those of new rules.
     pub fn with_filters(&self, filter: Vec<FilterRule>) -> Result<Self, Vec<Violation>> {
         let filters = Filters::compile(&filter).map_err(filter_violations)?;
-        Ok(Self::new(PolicyRules { filter, ..self.wire.clone() }, filters))
+        let reward = self.wire.scores.reward.as_deref().map(RewardExpression::compile_stored).transpose();
+        let reward = reward.map_err(reward_violations)?;
+        Ok(Self::new(PolicyRules { filter, ..self.wire.clone() }, filters, reward))
     }
 
-    fn new(wire: PolicyRules, filters: Filters) -> Self {
+    fn new(wire: PolicyRules, filters: Filters, reward: Option<RewardExpression>) -> Self {
         let mut components = filters.components().clone();
         if let Advantage::Gdpo(gdpo) = &wire.advantage {
             components.extend(gdpo.components.keys().cloned());
         }
-        Self { wire, filters, components }
+        Self { wire, filters, reward, components }
     }
 
     /// The filters of both scopes.
     #[must_use]
     pub fn filters(&self) -> &Filters {
         &self.filters
+    }
+
+    /// The expression of the reward, if the rules have one.
+    #[must_use]
+    pub fn reward(&self) -> Option<&RewardExpression> {
+        self.reward.as_ref()
+    }
+
+    /// Whether rollouts have scores that are not those of their producers, or a reward that is computed.
+    #[must_use]
+    pub fn use_scores(&self) -> bool {
+        !self.wire.scores.required.is_empty() || self.reward.is_some()
+    }
+
+    /// The required scores that are not among these, in the order of the rules.
+    #[must_use]
+    pub fn missing_scores(&self, scores: &BTreeMap<String, f64>) -> Vec<String> {
+        self.wire.scores.required.iter().filter(|name| !scores.contains_key(*name)).cloned().collect()
+    }
+
+    /// Whether something must be evaluated to judge a rollout.
+    #[must_use]
+    pub fn evaluate_rollouts(&self) -> bool {
+        self.filters.have_rollout_filters() || self.reward.is_some()
+    }
+
+    /// Whether what is evaluated to judge a rollout depends on the versions of the rollout and of the policy.
+    #[must_use]
+    pub fn depend_on_versions(&self) -> bool {
+        self.filters.depend_on_versions() || self.reward.as_ref().is_some_and(RewardExpression::depends_on_versions)
+    }
+
+    /// The most steps that it takes to judge a typical rollout.
+    #[must_use]
+    pub fn typical_rollout_steps(&self) -> u64 {
+        let reward = self.reward.as_ref().map_or(0, RewardExpression::typical_steps);
+        self.filters.typical_rollout_steps().saturating_add(reward)
     }
 
     /// The columns that every rollout must have.
@@ -121,6 +170,12 @@ impl Rules {
         !self.components.is_empty()
     }
 
+    /// Whether the decision of a group reads this reward component.
+    #[must_use]
+    pub fn reads_component(&self, name: &str) -> bool {
+        self.components.contains(name)
+    }
+
     /// Those reward components of a rollout that the decision of its group reads.
     #[must_use]
     pub fn components_of(&self, rollout: &BTreeMap<String, f64>) -> BTreeMap<String, f64> {
@@ -137,7 +192,8 @@ impl Rules {
     /// The bytes that the compiled filters hold, approximately.
     #[must_use]
     pub fn bytes_held(&self) -> usize {
-        size_of::<Self>() + self.filters.bytes_held()
+        let reward = self.reward.as_ref().map_or(0, RewardExpression::bytes_held);
+        size_of::<Self>() + self.filters.bytes_held() + reward
     }
 
     /// The number of rollouts of one batch of whole groups.
@@ -151,7 +207,8 @@ impl Rules {
     #[must_use]
     pub fn judges(&self, verdict: Verdict, reason: Option<&str>) -> bool {
         let dropped_by = reason.filter(|_| verdict == Verdict::Dropped);
-        dropped_by.is_none_or(|filter| self.filters.rollout_filter_names(filter, &["reward", "reward_components"]))
+        dropped_by
+            .is_none_or(|filter| self.filters.rollout_filter_names(filter, &["reward", "reward_components", "scores"]))
     }
 
     /// The number of rollouts that suffice for a group of this size.
@@ -175,6 +232,10 @@ fn filter_violations(found: Vec<FilterViolation>) -> Vec<Violation> {
         detail: violation.message,
     };
     found.into_iter().map(on_wire).collect()
+}
+
+fn reward_violations(messages: Vec<String>) -> Vec<Violation> {
+    messages.into_iter().map(|detail| Violation { pointer: "/scores/reward".to_owned(), detail }).collect()
 }
 
 fn check_numbers(rules: &PolicyRules, violations: &mut Vec<Violation>) {
@@ -209,6 +270,27 @@ fn check_numbers(rules: &PolicyRules, violations: &mut Vec<Violation>) {
     check_advantage(rules, violations);
     check_loss_constant(rules, violations);
     check_teacher(rules, violations);
+    check_scores(rules, violations);
+}
+
+fn check_scores(rules: &PolicyRules, violations: &mut Vec<Violation>) {
+    let required = &rules.scores.required;
+    let mut push = |pointer: String, detail: String| violations.push(Violation { pointer, detail });
+    if required.len() > REQUIRED_SCORES_MAX {
+        push("/scores/required".into(), format!("must be at most {REQUIRED_SCORES_MAX} names, are {}", required.len()));
+    }
+    for (index, name) in required.iter().enumerate() {
+        let pointer = format!("/scores/required/{index}");
+        if let Err(detail) = check_name(name) {
+            push(pointer, detail);
+        } else if required[..index].contains(name) {
+            push(pointer, format!("`{name}` is in the list already"));
+        }
+    }
+    if !(1..=DURATION_S_MAX).contains(&rules.scores.timeout_s) {
+        let detail = format!("must be 1 to {DURATION_S_MAX}, is {}", rules.scores.timeout_s);
+        push("/scores/timeout_s".into(), detail);
+    }
 }
 
 fn check_environments(rules: &PolicyRules, violations: &mut Vec<Violation>) {

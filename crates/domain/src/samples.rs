@@ -14,6 +14,7 @@ use crate::{
     lease::Batch,
     looking::ledger::Story,
     rules::Rules,
+    scores::Score,
     staleness::TrainedSpan,
     states::Verdict,
 };
@@ -65,6 +66,8 @@ pub struct BatchMember {
     pub rules: Arc<Rules>,
     /// Those of its reward components that these rules read, as its row has them.
     pub components: BTreeMap<String, f64>,
+    /// Scores of these names that others gave it.
+    pub scores: Vec<Score>,
     /// Its turns as its row has them, if these rules compare turns: a hash, because there may be many.
     pub turns: Option<blake3::Hash>,
     /// The advantages of its turns; none before they are known, and if it does not count in the baseline.
@@ -112,6 +115,8 @@ pub struct StoredContent {
     pub batch: Option<Batch>,
     /// Whether its payload is stored.
     pub has_payload: bool,
+    /// The scores that its judgement counted.
+    pub scores: Vec<Score>,
 }
 
 /// A payload with the key of its rollout.

@@ -59,7 +59,8 @@ macro_rules! named_states {
 }
 
 named_states! {
-    /// What ingest decided about a rollout. It never changes.
+    /// What was decided about a rollout: when it arrived, or when it got the last score that it had to wait for. Until then
+    /// it is `kept`. Afterwards it never changes.
     Verdict {
         /// The rollout takes a place in its group, counts in the advantages and is trained. Its rows go with its group.
         Kept = "kept",
@@ -326,6 +327,8 @@ named_states! {
     /// The state of a rollout. It is not stored: [`rollout_state`] derives it. The sum over all states, plus the
     /// rollouts whose tombstones were deleted, is the number of rollouts received.
     RolloutState {
+        /// In an open group, with a place and without a score that the rules require.
+        Scoring = "scoring",
         /// In an open group.
         Open = "open",
         /// In a ready group.
@@ -357,7 +360,7 @@ impl RolloutState {
     #[must_use]
     pub const fn is_live(self) -> bool {
         match self {
-            Self::Open | Self::Ready | Self::Leased | Self::Returned => true,
+            Self::Scoring | Self::Open | Self::Ready | Self::Leased | Self::Returned => true,
             Self::Trained
             | Self::Checkpointed
             | Self::Discarded
@@ -372,10 +375,25 @@ impl RolloutState {
 /// The state of a rollout, from its verdict, the state of its group and the state of the batch that its group is part
 /// of.
 ///
-/// None if these contradict each other: a group that is part of a batch needs a batch that still has its groups.
+/// None if these contradict each other: a group that is part of a batch needs a batch that still has its groups, and only
+/// a kept rollout of an open group lacks a score.
 #[must_use]
-pub const fn rollout_state(verdict: Verdict, group: GroupState, batch: Option<BatchState>) -> Option<RolloutState> {
+pub const fn rollout_state(
+    verdict: Verdict,
+    lacks_scores: bool,
+    group: GroupState,
+    batch: Option<BatchState>,
+) -> Option<RolloutState> {
     match verdict {
+        Verdict::Kept if lacks_scores => match group {
+            GroupState::Open => Some(RolloutState::Scoring),
+            GroupState::Ready
+            | GroupState::Batched
+            | GroupState::Stale
+            | GroupState::Discarded
+            | GroupState::Quarantined => None,
+        },
+        Verdict::Masked | Verdict::Dropped | Verdict::Late if lacks_scores => None,
         Verdict::Kept | Verdict::Masked => members_state(group, batch),
         Verdict::Dropped => Some(RolloutState::Dropped),
         Verdict::Late => Some(RolloutState::Late),
@@ -521,21 +539,30 @@ mod tests {
     #[test]
     fn what_is_trained_or_final_is_not_live() {
         let live: Vec<&RolloutState> = RolloutState::ALL.iter().filter(|state| state.is_live()).collect();
-        let expected = [RolloutState::Open, RolloutState::Ready, RolloutState::Leased, RolloutState::Returned];
+        let expected = [
+            RolloutState::Scoring,
+            RolloutState::Open,
+            RolloutState::Ready,
+            RolloutState::Leased,
+            RolloutState::Returned,
+        ];
         assert_eq!(live, expected.iter().collect::<Vec<_>>());
     }
 
     #[test]
     fn a_rollout_stands_where_its_verdict_its_group_and_its_batch_put_it() {
         for group in GroupState::ALL {
-            assert_eq!(rollout_state(Verdict::Dropped, *group, None), Some(RolloutState::Dropped));
-            assert_eq!(rollout_state(Verdict::Late, *group, None), Some(RolloutState::Late));
+            assert_eq!(rollout_state(Verdict::Dropped, false, *group, None), Some(RolloutState::Dropped));
+            assert_eq!(rollout_state(Verdict::Late, false, *group, None), Some(RolloutState::Late));
+            let scoring = rollout_state(Verdict::Kept, true, *group, None);
+            assert_eq!(scoring, group.is_open().then_some(RolloutState::Scoring));
+            assert_eq!(rollout_state(Verdict::Masked, true, *group, None), None);
         }
-        let batched = |batch| rollout_state(Verdict::Kept, GroupState::Batched, batch);
+        let batched = |batch| rollout_state(Verdict::Kept, false, GroupState::Batched, batch);
         assert_eq!(batched(Some(BatchState::Quarantined)), Some(RolloutState::Quarantined));
         assert_eq!([batched(None), batched(Some(BatchState::Split))], [None, None]);
         // The state of the batch that a group was removed from does not matter.
-        let ready = rollout_state(Verdict::Masked, GroupState::Ready, Some(BatchState::Split));
+        let ready = rollout_state(Verdict::Masked, false, GroupState::Ready, Some(BatchState::Split));
         assert_eq!(ready, Some(RolloutState::Ready));
     }
 }

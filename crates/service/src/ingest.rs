@@ -144,7 +144,7 @@ async fn evaluate_filters(
         let metadata = &form.facts.metadata;
         metadata.as_ref().map_or(0, |metadata| metadata.get().len())
     };
-    let steps_of = |(_, request): &(usize, EvaluationRequest)| request.rules.filters().typical_rollout_steps();
+    let steps_of = |(_, request): &(usize, EvaluationRequest)| request.rules.typical_rollout_steps();
     let is_short = requests.iter().map(bytes_of).sum::<usize>() <= EVALUATED_INLINE_BYTES_MAX
         && requests.iter().map(steps_of).fold(0, u64::saturating_add) <= EVALUATED_INLINE_STEPS_MAX;
     let bundles = Arc::clone(bundles);

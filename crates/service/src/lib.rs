@@ -25,6 +25,7 @@ pub mod lease;
 pub mod reading;
 
 pub mod samples;
+mod scores;
 
 pub mod payloads;
 

@@ -29,6 +29,7 @@ use forebay_store::{
 use crate::{
     Buffer, ingest,
     looking::journal,
+    scores,
     session::end,
     waiting::{consumers, replicas},
 };
@@ -125,6 +126,8 @@ impl Buffer {
         }
         expire_leases(self).await?;
         end::expire(self, SLICE).await?;
+        // Before groups whose time is over, which are not decided while one of their rollouts lacks a score.
+        scores::drop_unscored(self, SLICE).await?;
         decide_overdue_groups(self).await?;
         while self.store.write(ExpireAdmissions { now: self.clock.now(), limit: SLICE }).await? >= u64::from(SLICE) {}
         while self.store.write(Retire { now: self.clock.now(), limit: SLICE }).await? >= u64::from(SLICE) {}

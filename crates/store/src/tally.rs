@@ -31,6 +31,8 @@ pub(super) struct CountedGroups {
     pub(super) groups: i64,
     /// The number of their kept and masked rollouts.
     pub(super) rollouts: i64,
+    /// Those of them that lack scores.
+    pub(super) scoring: i64,
     /// The payload bytes of these rollouts.
     pub(super) bytes: i64,
 }
@@ -110,14 +112,15 @@ impl TallyDelta {
         moved: CountedGroups,
         by: GroupMove,
     ) -> Result<(), StoreError> {
-        let CountedGroups { state, batch, groups, rollouts, bytes } = moved;
+        let CountedGroups { state, batch, groups, rollouts, scoring, bytes } = moved;
         let not_allowed = || StoreError::Corrupt(format!("groups are `{state}` before {by:?}"));
         let to = state.after(by).ok_or_else(not_allowed)?;
         let before = states::members_state(state, batch).ok_or_else(not_allowed)?;
         let after = states::members_state(to, batch).ok_or_else(not_allowed)?;
         self.groups(policy, state, -groups);
         self.groups(policy, to, groups);
-        self.rollouts(policy, before, -rollouts);
+        self.rollouts(policy, RolloutState::Scoring, -scoring);
+        self.rollouts(policy, before, scoring - rollouts);
         self.rollouts(policy, after, rollouts);
         self.add(policy, Tally::LiveBytes, bytes * (i64::from(after.is_live()) - i64::from(before.is_live())));
         Ok(())
@@ -157,6 +160,11 @@ impl TallyDelta {
     /// Counts a rollout at its arrival.
     pub(super) fn received(&mut self, policy: PolicyPk, tokens: u64, reward: Option<f64>, now: Timestamp) {
         self.happened(policy, Tally::Received, 1, tokens as f64, now);
+        self.rewarded(policy, reward);
+    }
+
+    /// Counts the reward of a rollout, if it has one: at its arrival, or with its last score.
+    pub(super) fn rewarded(&mut self, policy: PolicyPk, reward: Option<f64>) {
         if let Some(reward) = reward {
             let rewards = self.totals.entry((policy, Tally::Reward)).or_default();
             rewards.value += 1;

@@ -137,10 +137,12 @@ declare! {
     /// The metrics of what happens to rollouts, groups and batches.
     #[derive(Debug)]
     struct FlowMetrics {
-        /// Rollouts received, without duplicates.
+        /// Rollouts received, without duplicates, by their verdict at arrival.
         rollouts: IntCounterVec = "forebay_rollouts_total" ["policy", "verdict"],
         /// Rollouts recognised as already stored.
         duplicates: IntCounterVec = "forebay_duplicates_total" ["policy"],
+        /// Scores posted, without duplicates; `applied` is `false` for those that came after the decision about their rollout.
+        scores: IntCounterVec = "forebay_scores_total" ["policy", "applied"],
         /// Tokens of rollouts received.
         tokens_received: IntCounterVec = "forebay_tokens_received_total" ["policy"],
         /// Rollouts and groups dropped, by the rule that dropped them.
@@ -479,6 +481,12 @@ impl Metrics {
     /// A rollout was recognised as already stored.
     pub fn duplicate(&self, policy: &str) {
         self.flow.duplicates.with_label_values(&[self.policies.bound(policy)]).inc();
+    }
+
+    /// A score was stored.
+    pub fn scored(&self, policy: &str, applied: bool) {
+        let applied = if applied { "true" } else { "false" };
+        self.flow.scores.with_label_values(&[self.policies.bound(policy), applied]).inc();
     }
 
     /// A rule dropped a rollout or a group.

@@ -11,6 +11,8 @@ use serde::{Deserialize, Serialize};
 pub enum Role {
     /// For agents: post trajectories and see what happened to them.
     Produce,
+    /// For graders: score rollouts and read what they score.
+    Score,
     /// For trainers: lease and ack batches, and record the lineage of the weights.
     Train,
     /// For people and monitoring: read everything, change nothing.
@@ -21,13 +23,14 @@ pub enum Role {
 
 impl Role {
     /// All roles, in order of increasing permissions.
-    pub const ALL: [Self; 4] = [Self::Produce, Self::Train, Self::Read, Self::Admin];
+    pub const ALL: [Self; 5] = [Self::Produce, Self::Score, Self::Train, Self::Read, Self::Admin];
 
     /// The name on the wire.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Produce => "produce",
+            Self::Score => "score",
             Self::Train => "train",
             Self::Read => "read",
             Self::Admin => "admin",

@@ -27,13 +27,16 @@ pub struct TrajectoryStory {
     pub failed_filters: Vec<String>,
     /// State of the rollout.
     pub state: RolloutState,
+    /// Required scores that the rollout lacks. As long as there are some, its verdict is not final.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub scoring: Vec<String>,
     /// Group of the rollout.
     pub group: StoryGroup,
     /// Ids of the batches that contained the rollout, in order.
     pub batches: Vec<String>,
     /// Optimizer step that consumed the rollout.
     pub step: Option<i64>,
-    /// Reward as the producer sent it.
+    /// Reward: as the producer sent it, or as the rules make it of scores.
     pub reward: Option<f64>,
     /// Advantage; present once the group is ready.
     pub advantage: Option<f64>,
@@ -148,6 +151,9 @@ pub struct GroupInfo {
     pub masked: u32,
     /// Number of dropped rollouts.
     pub dropped: u32,
+    /// Number of kept rollouts that lack a required score.
+    #[serde(default)]
+    pub scoring: u32,
     /// Number of rollouts that arrived after the group was decided.
     pub late: u32,
     /// Batch that contains the group.
@@ -243,6 +249,8 @@ pub enum GroupState {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum RolloutState {
+    /// In an open group, with a place and without a score that the rules require.
+    Scoring,
     /// In an open group.
     Open,
     /// In a ready group.

@@ -24,6 +24,7 @@ mod object;
 mod policy;
 mod problem;
 mod rules;
+mod score;
 mod session;
 mod text;
 mod trajectory;
@@ -62,9 +63,10 @@ pub use policy::{
 pub use problem::{PROBLEM_JSON, Problem, Violation};
 pub use rules::{
     BacklogRules, BatchOrder, BatchRules, EnvironmentRules, FilterAction, FilterRule, FilterScope, GroupRules,
-    LeaseRules, LossWeighting, OnDrop, PolicyRules, RecordRules, Requirement, RetentionRules, Retries, SessionRules,
-    Settle, StalenessAction, StalenessRules,
+    LeaseRules, LossWeighting, OnDrop, PolicyRules, RecordRules, Requirement, RetentionRules, Retries, ScoreRules,
+    SessionRules, Settle, StalenessAction, StalenessRules,
 };
+pub use score::{ScoreInfo, ScoreLine, ScoreList, ScoreReceipt, ScoreRequest};
 pub use session::{
     AbortRequest, BaseUrls, FinishRequest, SessionAssembly, SessionBreak, SessionDropped, SessionEnded, SessionFinish,
     SessionInfo, SessionModel, SessionOpened, SessionPage, SessionPolicy, SessionRequest, SessionState, SessionTurn,

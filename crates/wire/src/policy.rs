@@ -24,7 +24,8 @@ pub struct PolicyStatus {
     pub policy: String,
     /// Rules. Some apply to groups opened from now on, the others from the next request on.
     pub rules: PolicyRules,
-    /// In the answer to `PUT /policies/{p}`: settings that changed although the request did not name them.
+    /// In the answer to `PUT` and `PATCH /policies/{p}`: settings that changed although the request did not name them, and
+    /// what the rules probably do not mean.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
     /// Number of the current run; it starts at 1 and grows with every reset.

@@ -51,6 +51,10 @@ pub struct PolicyRules {
     /// What is kept of an agent's calls besides what is trained.
     #[serde(deserialize_with = "super::object::one")]
     pub record: RecordRules,
+    /// Scores that a rollout must have before it is judged.
+    #[serde(deserialize_with = "super::object::one", skip_serializing_if = "ScoreRules::are_default")]
+    #[cfg_attr(feature = "openapi", schema(required = false))]
+    pub scores: ScoreRules,
     /// CEL filters, in order; the first match wins.
     #[serde(deserialize_with = "super::object::many")]
     pub filter: Vec<FilterRule>,
@@ -72,6 +76,7 @@ impl Default for PolicyRules {
             retention: RetentionRules::default(),
             sessions: SessionRules::default(),
             record: RecordRules::default(),
+            scores: ScoreRules::default(),
             filter: Vec::new(),
         }
     }
@@ -333,6 +338,37 @@ pub struct RecordRules {
 impl Default for RecordRules {
     fn default() -> Self {
         Self { messages: true }
+    }
+}
+
+/// Scores that a rollout must have before it is judged. A score is a named number about a rollout: its `reward`, each of
+/// its `reward_components`, and what others post to `/scores`, also later.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(default, deny_unknown_fields)]
+pub struct ScoreRules {
+    /// Names of the scores, at most 16. A rollout that lacks one has its place in its group and is `scoring` until it has
+    /// all of them. Its group is not decided before.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "openapi", schema(max_items = 16, required = false))]
+    pub required: Vec<String>,
+    /// Seconds from the arrival of a rollout after which it is dropped as `unscored` if it still lacks a score.
+    pub timeout_s: u64,
+    /// CEL expression of the reward, over the variables of filters of scope `rollout`, 4 KiB at most. When absent, the
+    /// score `reward` is the reward.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub reward: Option<String>,
+}
+
+impl ScoreRules {
+    fn are_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl Default for ScoreRules {
+    fn default() -> Self {
+        Self { required: Vec::new(), timeout_s: 3600, reward: None }
     }
 }
 

@@ -128,8 +128,14 @@ pub struct FinishRequest {
     #[serde(default, deserialize_with = "super::object::components", skip_serializing_if = "BTreeMap::is_empty")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<BTreeMap<String, f64>>))]
     pub rewards: BTreeMap<String, f64>,
-    /// Named parts of the reward, for filters and export. Each name may occur once.
-    #[serde(default, deserialize_with = "super::object::components", skip_serializing_if = "BTreeMap::is_empty")]
+    /// Named parts of the reward: scores by the producer, for filters and export. Each name may occur once. `scores` is
+    /// another name of the field.
+    #[serde(
+        default,
+        alias = "scores",
+        deserialize_with = "super::object::components",
+        skip_serializing_if = "BTreeMap::is_empty"
+    )]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<BTreeMap<String, f64>>))]
     pub reward_components: BTreeMap<String, f64>,
     /// Rewards of calls, for policies whose rule `advantage` compares turns. A call is named by the id of its answer, as the
@@ -174,8 +180,14 @@ pub struct SessionFinish {
     #[serde(default, deserialize_with = "super::object::components", skip_serializing_if = "BTreeMap::is_empty")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<BTreeMap<String, f64>>))]
     pub rewards: BTreeMap<String, f64>,
-    /// Named parts of the reward, for filters and export. Each name may occur once.
-    #[serde(default, deserialize_with = "super::object::components", skip_serializing_if = "BTreeMap::is_empty")]
+    /// Named parts of the reward: scores by the producer, for filters and export. Each name may occur once. `scores` is
+    /// another name of the field.
+    #[serde(
+        default,
+        alias = "scores",
+        deserialize_with = "super::object::components",
+        skip_serializing_if = "BTreeMap::is_empty"
+    )]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<BTreeMap<String, f64>>))]
     pub reward_components: BTreeMap<String, f64>,
     /// Rewards of calls, for policies whose rule `advantage` compares turns. A call is named by the id of its answer, as the

@@ -261,12 +261,15 @@ pub struct Receipt {
     pub execution_id: String,
     /// The decision.
     pub verdict: Verdict,
-    /// Name of the filter that matched, or a built-in code: `no-reward`, `group-decided`.
+    /// Name of the filter that matched, or a built-in code: `no-reward`, `group-decided`, `group-full`, `unscored`.
     pub reason: Option<String>,
+    /// Required scores that the rollout lacks. As long as there are some, its verdict is `kept` and not final.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub scoring: Vec<String>,
     /// True if the same rollout was already stored and this post changed nothing.
     pub duplicate: bool,
     /// Problems for which the rollout was not refused. Each is a name, a colon and a sentence. The names are
-    /// `group-decided`, `no-reward`, `admission-lapsed`, `delivered-dropped`, `filter-failed`, `filter-over-budget`,
+    /// `group-decided`, `group-full`, `no-reward`, `admission-lapsed`, `delivered-dropped`, `filter-failed`, `filter-over-budget`,
     /// `logprobs-above-zero`, `logprobs-improbable`, `sampling-truncated`, `mask-without-ones`, `mixed-environments`,
     /// `lone-surrogates`, `unsupported-part`, `images-replaced` and `version-ahead`.
     pub warnings: Vec<String>,

@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, path::Path};
 use serde_json::{Value, json};
 
 use super::{Call, EIO, Fault, Faults, On, database};
-use crate::support::{endure, group, member, process::Service, text};
+use crate::support::{endure, group, member, process::Service, text, with};
 
 /// Calls of the script: method, path, body. `{batch}` and `{lease}` are those of the last lease.
 fn script() -> Vec<(&'static str, &'static str, Value)> {
@@ -33,7 +33,15 @@ fn script() -> Vec<(&'static str, &'static str, Value)> {
         ("POST", "/trajectories", member("c", 0, 1.0)),
         ("POST", "/groups/discard", json!({"group_id": "c", "reason": "test"})),
         ("POST", "/trajectories", member("a", 2, 1.0)),
+        ("PUT", "/policies/scored", json!({"scores": {"required": ["tests", "judge"], "reward": "scores.judge"}})),
+        ("POST", "/trajectories", with(member("d", 0, 1.0), json!({"policy": "scored"}))),
+        ("POST", "/scores", score("tests", 1.0)),
+        ("POST", "/scores", score("judge", 0.25)),
     ]
+}
+
+fn score(name: &str, value: f64) -> Value {
+    json!({"policy": "scored", "rollout_id": "d-0", "name": name, "value": value})
 }
 
 /// State that outlives the process: the service's files, and what its clients know.
@@ -115,7 +123,15 @@ impl Run<'_> {
     async fn state(&mut self) -> BTreeMap<&'static str, Value> {
         let url = self.url().await;
         let mut state = BTreeMap::new();
-        for path in ["/trajectories?limit=100", "/groups", "/batches?policy=default", "/policies/default", "/stats"] {
+        for path in [
+            "/trajectories?limit=100",
+            "/groups",
+            "/batches?policy=default",
+            "/policies/default",
+            "/stats",
+            "/trajectories?policy=scored",
+            "/scores?policy=scored&rollout_id=d-0",
+        ] {
             let response = self.http.get(format!("{url}{path}")).send().await.expect("the service answers");
             let mut body: Value = response.json().await.expect("JSON");
             strip(&mut body);

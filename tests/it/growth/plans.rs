@@ -13,10 +13,12 @@ use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Row as _, SqliteConnect
 use super::Walked;
 
 /// Tables with one row for every rollout, group, batch, session or call that ever arrived, or for every minute or step.
-const GROWING: [&str; 14] = [
+const GROWING: [&str; 16] = [
     "rollout",
     "rollout_group",
     "payload",
+    "scoring",
+    "score",
     "batch",
     "batch_group",
     "admission",
@@ -241,6 +243,12 @@ const FILL: &str = "
     WHERE g.payload_bytes = 16 AND g.ready_seq >= $FIRST;
     INSERT INTO payload (rollout_pk, codec, digest, body)
     SELECT rollout_pk, 1, content_digest, decode('0011223344556677', 'hex') FROM rollout WHERE unpacked_bytes = 8 AND received_us >= $FIRST;
+    INSERT INTO score (rollout_pk, name, scorer, applied, value, given_us)
+    SELECT rollout_pk, 'judge', 'a', 1, 0.5, received_us FROM rollout WHERE unpacked_bytes = 8 AND received_us >= $FIRST;
+    INSERT INTO scoring (rollout_pk, group_pk, policy_pk, missing, since_us, due_us)
+    SELECT rollout_pk, group_pk, policy_pk, '[]', received_us, 4000000000000000 + received_us
+    FROM rollout
+    WHERE unpacked_bytes = 8 AND received_us >= $FIRST;
     INSERT INTO admission (admission_id, policy_pk, granted, used, version, expires_us, group_key, group_size)
     SELECT decode(md5('admission' || n), 'hex'), p.policy_pk, 1, 0, 0, 4000000000000000 + n,
         decode(md5('group' || n), 'hex'), 1

@@ -79,6 +79,7 @@ pub(super) async fn all(url: &str) {
     age(url).await;
     share(url).await;
     decide(url).await;
+    score(url).await;
     look(url).await;
     give_up(url).await;
     record(url).await;
@@ -187,6 +188,39 @@ async fn decide(url: &str) {
     }
 }
 
+/// Rollouts that wait for scores, which come, or never come.
+async fn score(url: &str) {
+    let rules = json!({"group": {"size": 2, "min_size": 1, "timeout_s": 1}, "retention": {"dropped_s": 0},
+        "scores": {"required": ["a", "b"], "timeout_s": 1}});
+    let judge = Caller::of(url, "unscored", rules.clone()).await;
+    judge.accept(member("g", 0, 1.0)).await;
+    let is_dropped = async || judge.get("/trajectories?policy=unscored&rollout_id=g-0").await["verdict"] == "dropped";
+    eventually("the end of a wait for scores", is_dropped).await;
+    let judge = Caller::of(url, "scored", with(rules, json!({"scores": {"required": ["a", "b"]}}))).await;
+    for group in ["scored", "closed", "discarded"] {
+        judge.accept(member(group, 0, 1.0)).await;
+    }
+    for name in ["a", "b"] {
+        judge.post("/scores", json!({"policy": "scored", "rollout_id": "scored-0", "name": name, "value": 1.0})).await;
+    }
+    judge.get("/scores?policy=scored&rollout_id=scored-0").await;
+    let gdpo = json!({"kind": "gdpo", "components": {"a": 1.0}});
+    let filter = json!([{"name": "no", "scope": "rollout", "when": "metadata != null", "action": "drop"}]);
+    let rules = json!({"advantage": gdpo, "filter": filter, "scores": {"required": ["a", "b"]}});
+    let judged = Caller::of(url, "judged", rules).await;
+    judged.accept(member("g", 0, 1.0)).await;
+    for name in ["a", "b"] {
+        judged.post("/scores", json!({"policy": "judged", "rollout_id": "g-0", "name": name, "value": 1.0})).await;
+        judged.get("/trajectories/content?policy=judged&rollout_id=g-0").await;
+        judged.accept(member("open", 0, 1.0)).await;
+        judged.get("/exports?policy=judged").await;
+    }
+    judge.post("/groups/close", json!({"policy": "scored", "group_id": "closed"})).await;
+    judge.post("/groups/discard", json!({"policy": "scored", "group_id": "discarded", "reason": "no"})).await;
+    judge.accept(member("reset", 0, 1.0)).await;
+    judge.lineage("reset", json!({})).await;
+}
+
 /// Requests for room that depend on what a policy has, one of which is refused.
 async fn short_of_room(url: &str) {
     let batch = json!({"groups": 1, "max_tokens": 100, "environments": {"swe": {"min_share": 1.0}}});
@@ -277,6 +311,8 @@ async fn look(url: &str) {
     eventually("the end of a wait", || asking(1)).await;
     let filter =
         json!([{"name": "old", "scope": "rollout", "when": "staleness > 1 && metadata == null", "action": "drop"}]);
+    shown.post("/policies/shown/filters/try", json!({"filter": filter})).await;
+    let filter = json!([{"name": "poor", "scope": "rollout", "when": "scores.judge < 0.5", "action": "drop"}]);
     shown.post("/policies/shown/filters/try", json!({"filter": filter})).await;
     shown.get("/filters/variables").await;
 }

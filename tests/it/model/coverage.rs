@@ -2,11 +2,11 @@
 
 use std::{collections::BTreeMap, fmt};
 
-use forebay_wire::{BatchState, GroupState};
+use forebay_wire::{BatchState, GroupState, Verdict};
 
 use super::{
     reference::Reference,
-    view::{Answer, Call, Ended, Holder, PolicyNumber, Post, Recorded, Refused, name_of},
+    view::{Answer, Call, Ended, Holder, PolicyNumber, Post, Receipt, Recorded, Refused, Score, name_of},
 };
 
 /// How often an operation ran in a state; the state is the one before the operation.
@@ -17,9 +17,11 @@ pub(crate) struct Coverage {
 
 /// Combinations that the default run must reach at least once.
 #[rustfmt::skip]
-const MUST_MEET: [(&str, &[&str]); 22] = [
-    ("post", &["new", "open", "ready", "leased", "returned", "trained", "checkpointed", "discarded", "stale",
+const MUST_MEET: [(&str, &[&str]); 23] = [
+    ("post", &["new", "open", "scoring", "full", "ready", "leased", "returned", "trained", "checkpointed", "discarded", "stale",
         "quarantined", "repeat", "conflict", "size conflict", "backlog full"]),
+    ("score", &["waits", "kept", "masked", "dropped", "ready", "repeat", "conflict", "replaced", "after the decision",
+        "late", "unknown"]),
     ("close", &["open", "ready", "batched", "discarded", "unknown"]),
     ("discard", &["open", "ready", "batched", "discarded", "quarantined", "unknown"]),
     ("claim", &["held", "returned", "returned after ack", "ready", "shares", "stale", "expired", "delivered", "nothing",
@@ -38,7 +40,7 @@ const MUST_MEET: [(&str, &[&str]); 22] = [
         "quarantined", "step unknown", "step unknown, forced", "superseded"]),
     ("reset", &["leased", "returned", "open", "ready", "quarantined", "trained", "superseded"]),
     ("put policy", &["open", "ready", "leased"]),
-    ("sweep", &["nothing", "expired", "overdue", "purge", "forget", "session, idle", "session, too old",
+    ("sweep", &["nothing", "expired", "overdue", "unscored", "purge", "forget", "session, idle", "session, too old",
         "session, busy", "session, posted", "session, purge", "session, forget"]),
     ("step", &["open", "ready", "leased", "trained"]),
     ("restart", &["open", "ready", "leased", "trained"]),
@@ -95,7 +97,18 @@ fn met(before: &Reference, call: &Call, answer: &Answer) -> Met {
     }
     match call {
         Call::Post(_) if *answer == Answer::Refused(Refused::BacklogFull) => one("post", "backlog full"),
-        Call::Post(bundle) => bundle.iter().map(|post| ("post", post_met(before, post))).collect(),
+        Call::Post(bundle) => {
+            let mut met: Met = bundle.iter().map(|post| ("post", post_met(before, post))).collect();
+            if let Answer::Receipts(receipts) = answer {
+                met.extend(
+                    receipts.iter().filter(|receipt| receipt.scoring > 0).map(|_| ("post", "scoring".to_owned())),
+                );
+                let full = |receipt: &&Receipt| receipt.reason.as_deref() == Some("group-full");
+                met.extend(receipts.iter().filter(full).map(|_| ("post", "full".to_owned())));
+            }
+            met
+        }
+        Call::Score(scores) => scores_met(before, scores, answer),
         Call::Close { policy, group } | Call::Discard { policy, group } => {
             let state = before.group_named(*policy, *group).map(|number| before.groups[&number].state);
             vec![(operation(call), state.map_or("unknown".to_owned(), |state| name_of(&state)))]
@@ -210,6 +223,7 @@ fn ended_met(ended: &Ended) -> Vec<String> {
 fn operation(call: &Call) -> &'static str {
     match call {
         Call::Post(_) => "post",
+        Call::Score(_) => "score",
         Call::Close { .. } => "close",
         Call::Discard { .. } => "discard",
         Call::Claim { .. } => "claim",
@@ -234,6 +248,33 @@ fn operation(call: &Call) -> &'static str {
         Call::Abort(_) => "abort",
         Call::Turns { .. } => "turns",
     }
+}
+
+fn scores_met(before: &Reference, sent: &[Score], answer: &Answer) -> Met {
+    let mut met: Vec<String> = Vec::new();
+    match answer {
+        Answer::Scored(scored) => {
+            for (score, (applied, receipt)) in sent.iter().zip(scored) {
+                let known = before.rollout_named(score.policy, score.rollout);
+                let replaces =
+                    known.is_some_and(|known| known.unscored_at.is_some() && known.scores[score.name].is_some());
+                let state = match receipt {
+                    receipt if receipt.duplicate => "repeat",
+                    _ if !applied => "after the decision",
+                    _ if replaces => "replaced",
+                    receipt if receipt.scoring > 0 => "waits",
+                    receipt => receipt.verdict.as_str(),
+                };
+                met.push(state.to_owned());
+                met.extend((receipt.verdict == Verdict::Late).then(|| "late".to_owned()));
+                met.extend((*applied && receipt.state == GroupState::Ready).then(|| "ready".to_owned()));
+            }
+        }
+        Answer::Refused(Refused::ScoreConflict) => met.push("conflict".to_owned()),
+        Answer::Refused(refused) => met.push(refused_met(refused)),
+        _ => {}
+    }
+    met.into_iter().map(|state| ("score", state)).collect()
 }
 
 fn post_met(before: &Reference, post: &Post) -> String {

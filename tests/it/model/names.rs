@@ -8,13 +8,17 @@ use forebay_domain::{
 };
 use forebay_wire::{
     BacklogRules, BatchRules, EnvironmentRules, FilterAction, FilterRule, FilterScope, GroupRules, LeaseRules,
-    LossWeighting, OnDrop, PolicyRules, RetentionRules, Segment, SessionRules, Settle, StalenessRules, Trajectory,
+    LossWeighting, OnDrop, PolicyRules, RetentionRules, ScoreRules, Segment, SessionRules, Settle, StalenessRules,
+    Trajectory,
 };
 
 use super::{
     operation::{EXECUTIONS, GROUPS, ROLLOUTS, URIS},
     reference::LOSS_CONSTANT,
-    view::{self, Body, DISCARDS_EQUAL, DROPS_ABORTED, GroupName, LABELS, Label, MASKS_TRUNCATED, Post, Rules, label},
+    view::{
+        self, Body, DISCARDS_EQUAL, DROPS_ABORTED, DROPS_POOR, GroupName, LABELS, Label, MASKS_TRUNCATED, Post, Rules,
+        SCORES, label,
+    },
 };
 
 /// Names of groups, then of rollouts.
@@ -156,22 +160,30 @@ pub(crate) fn rules(rules: &Rules) -> Arc<rules::Rules> {
             dropped_s: rules.dropped_s as u64,
             tombstone_s: rules.tombstone_s as u64,
         },
-        filter: if rules.filters { filters() } else { Vec::new() },
+        scores: ScoreRules {
+            required: rules.scored_s.iter().flat_map(|_| SCORES).map(str::to_owned).collect(),
+            timeout_s: rules.scored_s.unwrap_or(3_600) as u64,
+            reward: None,
+        },
+        filter: if rules.filters { filters(rules.scored_s.is_some()) } else { Vec::new() },
         ..PolicyRules::default()
     };
     Arc::new(rules::Rules::parse(wire).expect("the model's rules are valid"))
 }
 
-fn filters() -> Vec<FilterRule> {
+fn filters(are_scored: bool) -> Vec<FilterRule> {
     let filter = |name: &str, scope, when: &str, action| FilterRule {
         name: name.to_owned(),
         scope,
         when: when.to_owned(),
         action,
     };
-    vec![
+    let mut filters = vec![
         filter(DROPS_ABORTED, FilterScope::Rollout, "status == 'aborted'", FilterAction::Drop),
         filter(MASKS_TRUNCATED, FilterScope::Rollout, "status == 'truncated'", FilterAction::Mask),
         filter(DISCARDS_EQUAL, FilterScope::Group, "size > 0 && reward_std < 1e-6", FilterAction::Drop),
-    ]
+    ];
+    let poor = filter(DROPS_POOR, FilterScope::Rollout, "scores.judge < 0.5", FilterAction::Drop);
+    filters.extend(are_scored.then_some(poor));
+    filters
 }

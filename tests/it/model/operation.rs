@@ -12,7 +12,7 @@ use forebay_wire::{BatchState, GroupState, Status, VersionSpan};
 pub(crate) use self::{sessions::SessionOperation, strategies::sequences};
 use super::{
     reference::Reference,
-    view::{Body, Call, GroupName, Holder, LeaseNumber, PolicyNumber, Post, Rules, Segment},
+    view::{Body, Call, GroupName, Holder, LeaseNumber, PolicyNumber, Post, Rules, Score, Segment},
 };
 
 /// Policies of a run. Batches of the first are settled by checkpoints, those of the last by acks.
@@ -50,6 +50,21 @@ pub(crate) enum Operation {
         policy: PolicyNumber,
         nth: usize,
         changed: bool,
+    },
+    Score {
+        policy: PolicyNumber,
+        rollout: usize,
+        name: usize,
+        value: u8,
+        replace: bool,
+    },
+    /// Scores of a rollout that waits for some.
+    ScoreWaiting {
+        policy: PolicyNumber,
+        nth: usize,
+        names: Vec<usize>,
+        value: u8,
+        replace: bool,
     },
     Close {
         policy: PolicyNumber,
@@ -219,6 +234,18 @@ impl Operation {
             Self::Post(items) => Call::Post(items.into_iter().map(|item| item.resolve(now)).collect()),
             Self::Fill { policy, items } => Call::Post(fill(now, policy, items)),
             Self::Repost { policy, nth, changed } => repost(now, policy, nth, changed),
+            Self::Score { policy, rollout, name, value, replace } => {
+                Call::Score(vec![Score { policy, rollout, name, value, replace }])
+            }
+            Self::ScoreWaiting { policy, nth, names, value, replace } => {
+                let waiting =
+                    now.rollouts.values().filter(|known| known.policy == policy && known.unscored_at.is_some());
+                let waiting: Vec<_> = waiting.collect();
+                let score =
+                    |rollout| names.iter().map(move |name| Score { policy, rollout, name: *name, value, replace });
+                let found = waiting.get(nth % waiting.len().max(1)).map(|known| known.name);
+                Call::Score(found.into_iter().flat_map(score).collect())
+            }
             Self::Close { policy, group } => Call::Close { policy, group: group.resolve(now, policy) },
             Self::Discard { policy, group } => Call::Discard { policy, group: group.resolve(now, policy) },
             Self::Claim { policy, consumer, request, partial, epoch } => {
@@ -297,7 +324,12 @@ impl BodyPlan {
 
 fn fill(now: &Reference, policy: PolicyNumber, items: Vec<BodyPlan>) -> Vec<Post> {
     let named = |group: &GroupName| if let GroupName::Named(name) = group { Some(*name) } else { None };
-    let open = groups_in(now, policy, Some(GroupState::Open)).iter().find_map(named);
+    // Not one that is full and waits for scores.
+    let has_places = |group: &&GroupName| {
+        let number = now.group_named(policy, **group);
+        number.is_some_and(|number| now.arrived(number) < now.groups[&number].size)
+    };
+    let open = groups_in(now, policy, Some(GroupState::Open)).iter().filter(has_places).find_map(named);
     let unused = || (0..GROUPS).find(|name| now.group_named(policy, GroupName::Named(*name)).is_none());
     let group = open.or_else(unused).unwrap_or(0);
     let mut fresh = (0..ROLLOUTS).filter(|name| now.rollout_named(policy, *name).is_none());

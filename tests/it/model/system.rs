@@ -13,12 +13,13 @@ use forebay::config::Config;
 use forebay_domain::{
     clock::{Clock as _, Timestamp},
     groups::Group,
-    ids::{BatchId, ConsumerName, Epoch, LeaseToken, PolicyName, RequestId, SessionId, Step, Version},
+    ids::{BatchId, ConsumerName, Epoch, LeaseToken, PolicyName, RequestId, RolloutId, SessionId, Step, Version},
     ingest::{Ingested, decide::GroupFill},
     lease::{Batch, BatchFilter},
     lineage::Publish,
     looking::ledger::{GroupFilter, Story, StoryFilter},
     refusal::Refusal,
+    scoring::{NewScore, Scored},
     session::SessionKey,
 };
 use forebay_service::{
@@ -40,7 +41,7 @@ use super::{
     reference::{IN_FLIGHT_MAX, SEGMENTS_MAX, TOKENS_MAX, multiple},
     view::{
         Answer, BatchView, Call, DISCARD_REASON, GroupView, Holder, InFlightNumber, Ledger, NACK_REASON, PolicyNumber,
-        PolicyView, Post, Receipt, Refused, Row, Segment, StoryView, millionths,
+        PolicyView, Post, Receipt, Refused, Row, SCORES, Score, Segment, StoryView, millionths,
     },
 };
 use crate::support::{Backend, empty, fresh_database};
@@ -147,6 +148,7 @@ impl System {
     async fn answer(&mut self, call: &Call) -> Result<Answer, BufferError> {
         match call {
             Call::Post(bundle) => self.post(bundle).await,
+            Call::Score(scores) => self.score(scores).await,
             Call::Close { policy, group } => {
                 let group = self.buffer.close_group(policy_name(*policy), self.names.group(*group)).await?;
                 Ok(Answer::Group(self.group_view(&group)))
@@ -282,12 +284,37 @@ impl System {
             verdict: ingested.decision.verdict.into(),
             reason: ingested.decision.reason,
             duplicate: ingested.duplicate,
+            scoring: ingested.decision.scoring.len(),
             group: self.names.group_name(ingested.group_id.as_str()),
             state: ingested.fill.state.into(),
             arrived: ingested.fill.arrived(),
             size: ingested.fill.size,
         };
         Ok(Answer::Receipts(stored.into_iter().map(receipt).collect()))
+    }
+
+    async fn score(&self, sent: &[Score]) -> Result<Answer, BufferError> {
+        let new = |score: &Score| NewScore {
+            policy: policy_name(score.policy),
+            rollout_id: RolloutId::parse(self.names.rollout(score.rollout)).expect("the id is valid"),
+            name: SCORES[score.name].to_owned(),
+            scorer: "scorer".to_owned(),
+            value: f64::from(score.value) / 2.0,
+            rationale: None,
+            replace: score.replace,
+        };
+        let receipt = |scored: Scored| Receipt {
+            verdict: scored.verdict.into(),
+            reason: scored.reason,
+            duplicate: scored.duplicate,
+            scoring: scored.scoring.len(),
+            group: self.names.group_name(&scored.group_id),
+            state: scored.fill.state.into(),
+            arrived: scored.fill.arrived(),
+            size: scored.fill.size,
+        };
+        let scored = self.buffer.put_scores(sent.iter().map(new).collect()).await?;
+        Ok(Answer::Scored(scored.into_iter().map(|scored| (scored.applied, receipt(scored))).collect()))
     }
 
     async fn leased(&mut self, leased: Leased) -> Result<Answer, BufferError> {
@@ -433,7 +460,7 @@ impl System {
     }
 
     fn group_view(&self, group: &Group) -> GroupView {
-        let GroupFill { state, size, kept, masked, dropped } = group.fill;
+        let GroupFill { state, size, kept, masked, dropped, scoring } = group.fill;
         GroupView {
             run: group.run.0,
             name: self.names.group_name(&group.group_id),
@@ -444,6 +471,7 @@ impl System {
             kept,
             masked,
             dropped,
+            scoring,
             late: group.late,
             batch: group.batch_id.map(|batch| self.batch_number(batch)),
             opened_at: self.seconds(group.opened_at),
@@ -495,6 +523,7 @@ fn refused(refusal: Refusal) -> Refused {
         Refusal::Unknown(_) | Refusal::UnknownInPolicy { .. } => Refused::Unknown,
         Refusal::RolloutConflict { index, verdict, .. } => Refused::RolloutConflict { index, verdict: verdict.into() },
         Refusal::GroupSizeConflict { index, size, .. } => Refused::GroupSizeConflict { index, size },
+        Refusal::ScoreConflict { .. } => Refused::ScoreConflict,
         Refusal::LeaseLost(_) => Refused::LeaseLost,
         Refusal::AlreadyAcked(step) => Refused::AlreadyAcked(step.0),
         Refusal::StepSettled { checkpoint, .. } => Refused::StepSettled { checkpoint: checkpoint.0 },

@@ -58,6 +58,8 @@ pub(crate) struct Rules {
     pub(crate) shrink: bool,
     /// Aborted rollouts are dropped, truncated ones masked, groups with equal rewards discarded.
     pub(crate) filters: bool,
+    /// Seconds that a rollout may wait for the scores [`SCORES`]; none if it needs none.
+    pub(crate) scored_s: Option<i64>,
     pub(crate) batch_groups: usize,
     pub(crate) max_tokens: Option<u64>,
     pub(crate) order: BatchOrder,
@@ -86,6 +88,11 @@ pub(crate) const DROPS_ABORTED: &str = "infra-abort";
 pub(crate) const MASKS_TRUNCATED: &str = "cut-short";
 /// Name of the filter that discards groups whose rewards are all the same.
 pub(crate) const DISCARDS_EQUAL: &str = "zero-variance";
+
+/// Name of the filter that drops rollouts by the first of [`SCORES`], where these are needed.
+pub(crate) const DROPS_POOR: &str = "poor";
+/// The scores that rules need.
+pub(crate) const SCORES: [&str; 2] = ["judge", "tests"];
 
 /// The content of a rollout, without its group.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -126,6 +133,18 @@ impl Post {
     }
 }
 
+/// A score of a rollout.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Score {
+    pub(crate) policy: PolicyNumber,
+    pub(crate) rollout: usize,
+    /// Which of [`SCORES`].
+    pub(crate) name: usize,
+    /// In halves.
+    pub(crate) value: u8,
+    pub(crate) replace: bool,
+}
+
 /// The identity of a caller under a lease. `None` stands for an id that was never created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Holder {
@@ -140,6 +159,8 @@ pub(crate) struct Holder {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Call {
     Post(Vec<Post>),
+    /// All or none.
+    Score(Vec<Score>),
     Close {
         policy: PolicyNumber,
         group: GroupName,
@@ -240,6 +261,8 @@ pub(crate) const NACK_REASON: &str = "bad data";
 pub(crate) enum Answer {
     Done,
     Receipts(Vec<Receipt>),
+    /// Whether each score counts, and what became of its rollout.
+    Scored(Vec<(bool, Receipt)>),
     Group(GroupView),
     NoBatch,
     Leased {
@@ -299,6 +322,7 @@ pub(crate) enum Refused {
         index: usize,
         size: u32,
     },
+    ScoreConflict,
     BacklogFull,
     LeaseLost,
     AlreadyAcked(i64),
@@ -333,6 +357,8 @@ pub(crate) struct Receipt {
     pub(crate) verdict: Verdict,
     pub(crate) reason: Option<String>,
     pub(crate) duplicate: bool,
+    /// How many scores it lacks.
+    pub(crate) scoring: usize,
     pub(crate) group: GroupName,
     pub(crate) state: GroupState,
     pub(crate) arrived: u32,
@@ -386,6 +412,7 @@ pub(crate) struct GroupView {
     pub(crate) kept: u32,
     pub(crate) masked: u32,
     pub(crate) dropped: u32,
+    pub(crate) scoring: u32,
     pub(crate) late: u32,
     pub(crate) batch: Option<BatchNumber>,
     pub(crate) opened_at: i64,

@@ -146,7 +146,7 @@ impl Memory {
             let found = self.groups.get(name);
             AskedGroup {
                 size: self.rules.group.size,
-                arrived: found.map_or(0, |group| group.arrived),
+                missing: self.rules.group.size - found.map_or(0, |group| group.arrived),
                 reserved,
                 has_begun: found.is_some() || reserved > 0,
             }

@@ -257,6 +257,31 @@ on_both_stores! {
         }
     }
 
+    async fn a_session_may_end_before_its_rollout_is_scored(app: TestApp) {
+        app.rules("default", json!({"group": {"size": 1}, "scores": {"required": ["tests", "reward"]}})).await;
+        let opened = open(app, json!({"rollout_id": "r"})).await;
+        record(app, &opened, call(&[S, U, A], &[11, E])).await;
+        // `scores` is another name of `reward_components`.
+        let ended = app.post(&path(&opened, "/finish"), json!({"scores": {"tests": 0.5}})).await.expect(200);
+        let receipt = &ended["receipts"][0];
+        assert_eq!((&receipt["verdict"], &receipt["scoring"]), (&json!("kept"), &json!(["reward"])));
+        let score = json!({"rollout_id": "r", "name": "reward", "value": 0.75});
+        assert_eq!(app.post("/scores", score).await.expect(201)["group"]["state"], "ready");
+        assert_eq!(app.story("r").await["reward"], 0.75);
+        // Nobody scores what was aborted.
+        for (name, end) in [("aborted", true), ("expired", false)] {
+            let opened = open(app, json!({"rollout_id": name, "idle_s": 60})).await;
+            record(app, &opened, call(&[S, U, A], &[11, E])).await;
+            if end {
+                app.post(&path(&opened, "/abort"), json!({"reason": "broken", "keep": true})).await.expect(200);
+            } else {
+                app.pass_s(61.0).await;
+            }
+            let story = app.story(name).await;
+            assert_eq!((&story["verdict"], &story["reason"]), (&json!("dropped"), &json!("no-reward")), "{name}");
+        }
+    }
+
     async fn a_session_that_expires_makes_room_in_its_group(app: TestApp) {
         app.rules("default", json!({"group": {"size": 2, "timeout_s": 100_000}})).await;
         let request = |index: u32| json!({"rollout_id": format!("r{index}"), "group_id": "g", "idle_s": 60, "ttl_s": 100});

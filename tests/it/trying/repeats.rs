@@ -17,6 +17,7 @@ fn pool() -> Vec<Value> {
         filter("low", "rollout", "reward != null && reward < 0.2", "drop"),
         filter("web", "rollout", "environment == 'web' && tokens > 6", "mask"),
         filter("tests", "rollout", "'tests' in reward_components && reward_components['tests'] < 0.1", "drop"),
+        filter("scored", "rollout", "'tests' in scores && scores.tests > 0.9 && scores.reward > 0.5", "mask"),
         filter("behind", "rollout", "staleness > 0 && version_current > 1", "mask"),
         filter("ahead", "rollout", "policy_version == 0 && version_current == 2", "drop"),
         filter("hot", "rollout", "temperature > 1.4", "mask"),

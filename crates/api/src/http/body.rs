@@ -350,6 +350,36 @@ impl<T: DeserializeOwned> FromRequest<Api> for JsonList<T> {
     }
 }
 
+/// The body of a control call with one object, with an array of objects, or with an object on each line.
+pub enum JsonOrLines<T> {
+    One(T),
+    Many(Vec<T>),
+    /// Numbered lines, which are still to be parsed.
+    Lines(Bytes),
+}
+
+impl<T: DeserializeOwned> FromRequest<Api> for JsonOrLines<T> {
+    type Rejection = Failure;
+
+    async fn from_request(mut request: Request, api: &Api) -> Result<Self, Failure> {
+        let is_lines = match media(request.headers())? {
+            Media::Json => false,
+            Media::Ndjson => true,
+            Media::Arrow => return Err(unsupported("Content-Type must be application/json or application/x-ndjson")),
+        };
+        request.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+        let bytes = control_bytes(request, api).await?;
+        if is_lines {
+            return Ok(Self::Lines(bytes));
+        }
+        if bytes.trim_ascii_start().first() == Some(&b'[') {
+            let sent: Vec<Object<T>> = parse(&bytes)?;
+            return Ok(Self::Many(sent.into_iter().map(|Object(one)| one).collect()));
+        }
+        parse(&bytes).map(|Object(one)| Self::One(one))
+    }
+}
+
 /// The body of a control call, and the JSON value as it was sent, for calls that must know which fields are present.
 pub struct JsonAsSent<T>(pub T, pub Value);
 

@@ -117,7 +117,16 @@ impl Failure {
         };
         self.problem.errors.iter_mut().for_each(|violation| strip(&mut violation.pointer));
         let errors = std::mem::take(&mut self.problem.errors);
-        if errors.is_empty() { self } else { self.violations(errors) }
+        if errors.is_empty() {
+            return self;
+        }
+        let detail = self.problem.detail.clone();
+        let mut failure = self.violations(errors);
+        if matches!(&*failure.problem.kind, "rollout-conflict" | "score-conflict") {
+            // They say more than their violation does.
+            failure.problem.detail = detail;
+        }
+        failure
     }
 }
 
@@ -185,6 +194,8 @@ impl From<Refusal> for Failure {
             Refusal::GroupSizeConflict { .. } => (S::CONFLICT, "group-size-conflict", "The group has another size"),
             Refusal::BacklogFull(_) => (S::TOO_MANY_REQUESTS, "backlog-full", "The policy's backlog is full"),
             Refusal::NotEvaluated(_) => (S::SERVICE_UNAVAILABLE, "rules-changing", "The policy's rules keep changing"),
+            Refusal::ScoreConflict { .. } => (S::CONFLICT, "score-conflict", "The scorer has given another value"),
+            Refusal::ScoresChanged => (S::SERVICE_UNAVAILABLE, "rules-changing", "The scores keep changing"),
             Refusal::BundleOverBacklog(_) => {
                 (S::PAYLOAD_TOO_LARGE, "bundle-over-backlog", "The bundle is larger than the policy's backlog")
             }
@@ -239,12 +250,19 @@ impl From<Refusal> for Failure {
                 failure.problem.verdict = Some(verdict.into());
                 failure.detail(detail)
             }
+            Refusal::ScoreConflict { index, value, .. } => failure
+                .violations(vec![Violation {
+                    pointer: format!("/{index}/value"),
+                    detail: format!("the scorer has given {value}"),
+                }])
+                .detail(detail),
             Refusal::GroupSizeConflict { index, size, .. } => failure.violations(vec![Violation {
                 pointer: format!("/{index}/group_size"),
                 detail: format!("the group has size {size}, fixed by its first rollout"),
             }]),
             Refusal::NoMemory
             | Refusal::NotEvaluated(_)
+            | Refusal::ScoresChanged
             | Refusal::BacklogFull(_)
             | Refusal::NoRoom(..)
             | Refusal::SessionChanged

@@ -1,29 +1,31 @@
 //! The table of the roles that each route needs. Routes without an entry need the role `admin`. A test compares the
 //! table with the `OpenAPI` document.
 //!
-//! | calls | produce | train | read | admin |
-//! |---|---|---|---|---|
-//! | `POST /admissions`, `POST /trajectories`, `POST /imports/{format}` | x | | | x |
-//! | `POST /sessions`, finish, abort | x | | | x |
-//! | `GET /trajectories`, `GET /groups`, `GET /sessions`, turns | x | | x | x |
-//! | `GET /policies`, `GET /policies/{p}`, `GET /policies/{p}/why`, `GET /overview`, `GET /why` | x | x | x | x |
-//! | `POST /batches`, extend, ack, nack | | x | | x |
-//! | `GET /batches`, `GET /batches/{id}`, samples | | x | x | x |
-//! | checkpoints, resume, `PUT /policies/{p}/version` | | x | | x |
-//! | `GET /trajectories/content`, `GET /policies/{p}/tokenizer` | | | x | x |
-//! | `GET /policies/{p}/series`, `steps`, `journal` | | x | x | x |
-//! | `POST /policies/{p}/filters/try` | | | x | x |
-//! | `GET /whoami`, `GET /filters/variables` | x | x | x | x |
-//! | `GET /exports`, `GET /stats`; `GET /metrics` (only with policies `*`) | | | x | x |
-//! | `PUT` and `PATCH /policies/{p}`, reset, close, discard, readmit | | | | x |
-//! | `/keys` (only with policies `*`) | | | | x |
+//! | calls | produce | score | train | read | admin |
+//! |---|---|---|---|---|---|
+//! | `POST /admissions`, `POST /trajectories`, `POST /imports/{format}` | x | | | | x |
+//! | `POST /sessions`, finish, abort | x | | | | x |
+//! | `POST /scores` | x | x | | | x |
+//! | `GET /scores` | x | x | | x | x |
+//! | `GET /trajectories`, `GET /groups`, `GET /sessions`, turns | x | x | | x | x |
+//! | `GET /policies`, `GET /policies/{p}`, `GET /policies/{p}/why`, `GET /overview`, `GET /why` | x | x | x | x | x |
+//! | `POST /batches`, extend, ack, nack | | | x | | x |
+//! | `GET /batches`, `GET /batches/{id}`, samples | | | x | x | x |
+//! | checkpoints, resume, `PUT /policies/{p}/version` | | | x | | x |
+//! | `GET /trajectories/content`, `GET /policies/{p}/tokenizer` | | x | | x | x |
+//! | `GET /policies/{p}/series`, `steps`, `journal` | | | x | x | x |
+//! | `POST /policies/{p}/filters/try` | | | | x | x |
+//! | `GET /whoami`, `GET /filters/variables` | x | x | x | x | x |
+//! | `GET /exports`, `GET /stats`; `GET /metrics` (only with policies `*`) | | | | x | x |
+//! | `PUT` and `PATCH /policies/{p}`, reset, close, discard, readmit | | | | | x |
+//! | `/keys` (only with policies `*`) | | | | | x |
 //!
 //! A call can only access the policies of its key. Two routes need a key with policies `*`: `/metrics`, because it
 //! names all policies, and `/keys`, because a caller could otherwise create a key with more policies than its own.
 //! `/healthz`, `/readyz`, `/`, `/console`, `/docs` and `/openapi.json` need no key, because probes cannot hold one and
 //! browsers cannot send one when they open a page. Their responses contain nothing secret.
 
-use Role::{Admin, Produce, Read, Train};
+use Role::{Admin, Produce, Read, Score, Train};
 use axum::http::Method;
 use forebay_domain::access::Grant;
 use forebay_wire::Role;
@@ -46,7 +48,9 @@ const ROUTES: &[(&str, &str, Needs)] = &[
     ("POST", "/admissions", By(&[Produce, Admin])),
     ("POST", "/trajectories", By(&[Produce, Admin])),
     ("POST", "/imports/{format}", By(&[Produce, Admin])),
-    ("GET", "/trajectories", By(&[Produce, Read, Admin])),
+    ("GET", "/trajectories", By(&[Produce, Score, Read, Admin])),
+    ("POST", "/scores", By(&[Produce, Score, Admin])),
+    ("GET", "/scores", By(&[Produce, Score, Read, Admin])),
     ("POST", "/sessions", By(&[Produce, Admin])),
     ("GET", "/sessions", By(&[Produce, Read, Admin])),
     ("GET", "/sessions/{id}", By(&[Produce, Read, Admin])),
@@ -54,7 +58,7 @@ const ROUTES: &[(&str, &str, Needs)] = &[
     ("POST", "/sessions/{id}/finish", By(&[Produce, Admin])),
     ("POST", "/sessions/{id}/abort", By(&[Produce, Admin])),
     ("POST", "/sessions/finish", By(&[Produce, Admin])),
-    ("GET", "/groups", By(&[Produce, Read, Admin])),
+    ("GET", "/groups", By(&[Produce, Score, Read, Admin])),
     ("POST", "/groups/close", By(&[Admin])),
     ("POST", "/groups/discard", By(&[Admin])),
     ("POST", "/batches", By(&[Train, Admin])),
@@ -65,17 +69,17 @@ const ROUTES: &[(&str, &str, Needs)] = &[
     ("POST", "/batches/{id}/ack", By(&[Train, Admin])),
     ("POST", "/batches/{id}/nack", By(&[Train, Admin])),
     ("POST", "/batches/{id}/readmit", By(&[Admin])),
-    ("GET", "/policies", By(&[Produce, Train, Read, Admin])),
-    ("GET", "/policies/{policy}", By(&[Produce, Train, Read, Admin])),
+    ("GET", "/policies", By(&[Produce, Score, Train, Read, Admin])),
+    ("GET", "/policies/{policy}", By(&[Produce, Score, Train, Read, Admin])),
     ("PUT", "/policies/{policy}", By(&[Admin])),
     ("PATCH", "/policies/{policy}", By(&[Admin])),
     ("PUT", "/policies/{policy}/version", By(&[Train, Admin])),
     ("POST", "/policies/{policy}/checkpoints", By(&[Train, Admin])),
     ("POST", "/policies/{policy}/resume", By(&[Train, Admin])),
     ("POST", "/policies/{policy}/reset", By(&[Admin])),
-    ("GET", "/overview", By(&[Produce, Train, Read, Admin])),
-    ("GET", "/policies/{policy}/why", By(&[Produce, Train, Read, Admin])),
-    ("GET", "/why", By(&[Produce, Train, Read, Admin])),
+    ("GET", "/overview", By(&[Produce, Score, Train, Read, Admin])),
+    ("GET", "/policies/{policy}/why", By(&[Produce, Score, Train, Read, Admin])),
+    ("GET", "/why", By(&[Produce, Score, Train, Read, Admin])),
     ("GET", "/policies/{policy}/series", By(&[Train, Read, Admin])),
     ("GET", "/policies/{policy}/steps", By(&[Train, Read, Admin])),
     ("GET", "/policies/{policy}/journal", By(&[Train, Read, Admin])),
@@ -83,10 +87,10 @@ const ROUTES: &[(&str, &str, Needs)] = &[
     ("GET", "/keys", ByOverAll(&[Admin])),
     ("POST", "/keys", ByOverAll(&[Admin])),
     ("DELETE", "/keys/{id}", ByOverAll(&[Admin])),
-    ("GET", "/trajectories/content", By(&[Read, Admin])),
+    ("GET", "/trajectories/content", By(&[Score, Read, Admin])),
     ("POST", "/policies/{policy}/filters/try", By(&[Read, Admin])),
-    ("GET", "/filters/variables", By(&[Produce, Train, Read, Admin])),
-    ("GET", "/whoami", By(&[Produce, Train, Read, Admin])),
+    ("GET", "/filters/variables", By(&[Produce, Score, Train, Read, Admin])),
+    ("GET", "/whoami", By(&[Produce, Score, Train, Read, Admin])),
     ("GET", "/exports", By(&[Read, Admin])),
     ("GET", "/stats", By(&[Read, Admin])),
     ("GET", "/metrics", ByOverAll(&[Read, Admin])),

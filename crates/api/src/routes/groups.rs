@@ -168,6 +168,7 @@ fn on_wire(policy: &PolicyName, group: Group) -> GroupInfo {
         kept: group.fill.kept,
         masked: group.fill.masked,
         dropped: group.fill.dropped,
+        scoring: group.fill.scoring,
         late: group.late,
         batch_id: group.batch_id.map(|batch_id| batch_id.to_string()),
         tokens: group.tokens,

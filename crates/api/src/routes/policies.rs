@@ -14,6 +14,7 @@ use forebay_domain::{
     policies::RulesWritten,
     refusal::Refusal,
     rules::{Rules, changes},
+    scores::REWARD,
     states::{BatchState, GroupState},
     tally::Tally,
 };
@@ -164,7 +165,7 @@ pub(crate) async fn put(
         RulesWritten::Existed(before) => (StatusCode::OK, changes::resets(&before, &rules, &sent)),
         RulesWritten::Created | RulesWritten::Outdated => (StatusCode::CREATED, Vec::new()),
     };
-    warnings.extend(without_teacher(&api, &rules));
+    warnings.extend(doubts(&api, &rules));
     let written = on_wire(api.buffer.policy(&policy).await?);
     Ok((status, Answer(PolicyStatus { warnings, ..written })).into_response())
 }
@@ -203,8 +204,24 @@ pub(crate) async fn patch(
         api.run_uncancelled(|buffer| async move { buffer.patch_policy(policy, patch, parse_rules).await }).await?;
     }
     let overview = api.buffer.policy(&policy).await?;
-    let warnings = without_teacher(&api, &overview.policy.rules).into_iter().collect();
+    let warnings = doubts(&api, &overview.policy.rules);
     Ok(Answer(PolicyStatus { warnings, ..on_wire(overview) }))
+}
+
+/// Warnings about rules that will probably not do what was meant.
+fn doubts(api: &Api, rules: &PolicyRules) -> Vec<String> {
+    without_teacher(api, rules).into_iter().chain(without_reward(rules)).collect()
+}
+
+/// A warning about rules that wait for scores of which none becomes the reward.
+fn without_reward(rules: &PolicyRules) -> Option<String> {
+    let scores = &rules.scores;
+    let waits = !scores.required.is_empty() && scores.reward.is_none();
+    (waits && !scores.required.iter().any(|name| name == REWARD)).then(|| {
+        "`scores.required` has no `reward`, and there is no expression `scores.reward`: a rollout that is posted without a \
+         reward is dropped when it has all of its scores"
+            .to_owned()
+    })
 }
 
 /// A warning about rules that name a teacher which this process does not have. Another replica may have it.

@@ -403,7 +403,7 @@ enum TrajectoryOrBundle {
 #[serde(untagged)]
 #[expect(dead_code, reason = "it only describes an answer")]
 enum ReceiptOrBundle {
-    Receipt(Receipt),
+    Receipt(Box<Receipt>),
     Bundle(Vec<Receipt>),
 }
 
@@ -517,6 +517,7 @@ pub(crate) fn story_on_wire(story: Story) -> TrajectoryStory {
         reason: story.reason,
         failed_filters: story.failed_filters,
         state: story.state.into(),
+        scoring: story.scoring,
         group: StoryGroup {
             group_id: story.group_id,
             state: story.group.state.into(),

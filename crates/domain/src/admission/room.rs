@@ -45,8 +45,8 @@ pub struct Asked<'a> {
 pub struct AskedGroup {
     /// Its places.
     pub size: u32,
-    /// How many of them rollouts have taken.
-    pub arrived: u32,
+    /// How many of them rollouts may still take.
+    pub missing: u32,
     /// Rollouts of the group that room is reserved for.
     pub reserved: u64,
     /// Whether it is open, or room is reserved for one of its rollouts.
@@ -132,6 +132,8 @@ pub enum NoRoom {
     MinimumShare(String),
     /// Room is reserved for all places of the group as often as rollouts may be posted for them.
     GroupPlaces(u32),
+    /// All places of the group are taken, by rollouts of which some wait for scores.
+    GroupFull(u32),
     /// A team has as many open sessions as its quota allows.
     Quota {
         /// The policies of the team.
@@ -151,6 +153,7 @@ impl NoRoom {
             Self::WholeGroup { .. } => "whole-group",
             Self::MinimumShare(_) => "minimum-share",
             Self::GroupPlaces(_) => "group-places",
+            Self::GroupFull(_) => "group-full",
             Self::Quota { .. } => QUOTA,
         }
     }
@@ -178,6 +181,10 @@ impl NoRoom {
                 "room is reserved for each of the {size} places of the group {POSTS_PER_PLACE_MAX} times; the room that is \
                  not used expires"
             ),
+            Self::GroupFull(size) => format!(
+                "all {size} places of the group are taken, by rollouts of which some wait for scores; a place becomes free \
+                 if one of them is dropped"
+            ),
             Self::Quota { policies, sessions } => format!(
                 "{sessions} sessions of policies that match `{policies}` are open, which is the most that a quota of this \
                  service allows; room becomes free when one of them ends"
@@ -189,14 +196,13 @@ impl NoRoom {
 impl AskedGroup {
     /// Room for the missing places of a group that has begun.
     fn grant(&self, rollouts: u32) -> Result<u32, NoRoom> {
+        if self.missing == 0 {
+            return Err(NoRoom::GroupFull(self.size));
+        }
         let places = u64::from(self.size) * u64::from(POSTS_PER_PLACE_MAX);
         let left = places.saturating_sub(self.reserved);
-        let granted = u64::from(rollouts.min(self.missing())).min(left);
+        let granted = u64::from(rollouts.min(self.missing)).min(left);
         if granted > 0 { Ok(granted as u32) } else { Err(NoRoom::GroupPlaces(self.size)) }
-    }
-
-    fn missing(&self) -> u32 {
-        self.size.saturating_sub(self.arrived)
     }
 }
 
@@ -283,7 +289,7 @@ impl Standing {
             return None;
         }
         match &asked.group {
-            Some(group) if group.has_begun => Some(asked.rollouts.min(group.missing())),
+            Some(group) if group.has_begun => Some(asked.rollouts.min(group.missing)).filter(|granted| *granted > 0),
             _ if self.backlog.rollouts + self.backlog.reserved >= BACKLOGS_MAX * rules.backlog.max_ready_rollouts => {
                 None
             }

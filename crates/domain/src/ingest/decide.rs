@@ -17,6 +17,7 @@ use crate::{
     reasons,
     refusal::Refusal,
     rules::Rules,
+    scores::{self, Standing},
     staleness::{TrainedSpan, TrainedVersions},
     states::{GroupState, Verdict},
     trajectory::ResolvedVersions,
@@ -36,6 +37,8 @@ pub struct GroupFill {
     pub masked: u32,
     /// The number of dropped rollouts.
     pub dropped: u32,
+    /// The number of kept rollouts that lack a score, so that their verdict is not final.
+    pub scoring: u32,
 }
 
 impl GroupFill {
@@ -55,15 +58,35 @@ impl GroupFill {
         }
     }
 
+    /// Counts that a rollout which lacked scores got its final verdict.
+    pub fn count_scored(&mut self, verdict: Verdict) {
+        self.scoring -= 1;
+        self.kept -= 1;
+        self.count(verdict);
+    }
+
     /// Whether this many more rollouts could make the decision due, depending on their verdicts.
     #[must_use]
     pub fn may_be_due(&self, more: u32) -> bool {
-        self.state.is_open() && self.arrived() + self.dropped + more >= self.size
+        self.state.is_open() && self.scoring == 0 && self.arrived() + self.dropped + more >= self.size
     }
 
-    /// Why the group must be decided now; none if it need not be.
+    /// Why the group must be decided now; none if it need not be. No group is decided while one of its rollouts lacks a
+    /// score.
     #[must_use]
     pub fn due(&self, on_drop: OnDrop) -> Option<Cause> {
+        if self.scoring > 0 { None } else { self.filled(on_drop) }
+    }
+
+    /// The places that are left. A group that takes no more rollouts has none, also if some of its posts were dropped.
+    #[must_use]
+    pub fn places_left(&self, on_drop: OnDrop) -> u32 {
+        if self.filled(on_drop).is_some() { 0 } else { self.size - self.arrived() }
+    }
+
+    /// Why the group takes no more rollouts; none if it does.
+    #[must_use]
+    pub fn filled(&self, on_drop: OnDrop) -> Option<Cause> {
         let posts = self.arrived() + self.dropped;
         if self.arrived() >= self.size {
             return Some(Cause::Complete);
@@ -95,6 +118,10 @@ pub struct RolloutDecision {
     pub retries: Retries,
     /// Trained tokens by version, if the policy masks stale tokens.
     pub trained_spans: Option<Vec<TrainedSpan>>,
+    /// Its reward; that of the producer as long as it lacks scores.
+    pub reward: Option<f64>,
+    /// The required scores that it lacks. Its verdict is `kept` as long as there are some, and not final.
+    pub scoring: Vec<String>,
 }
 
 impl RolloutDecision {
@@ -184,20 +211,40 @@ pub fn decide(
     let facts = &new.form(retries).facts;
     let versions = facts.versions.resolve(room.version(), current);
     let admission_lapsed = room == Room::Lapsed;
-    if !group.state.is_open() {
+    let late = if group.state.is_open() {
+        group.filled(rules.group.on_drop).map(|_| reasons::GROUP_FULL)
+    } else {
+        Some(reasons::GROUP_DECIDED)
+    };
+    if let Some(reason) = late {
         return Some(RolloutDecision {
             verdict: Verdict::Late,
-            reason: Some(reasons::GROUP_DECIDED.to_owned()),
+            reason: Some(reason.to_owned()),
             failed_filters: Vec::new(),
             over_budget: Vec::new(),
             versions,
             admission_lapsed,
             retries,
             trained_spans: None,
+            reward: facts.reward,
+            scoring: Vec::new(),
         });
     }
-    let FilterVerdict { matched, failed, over_budget } = new.evaluation.by(rules, versions, current)?;
-    let (verdict, reason) = verdict(matched, facts.reward);
+    let FilterVerdict { matched, failed, over_budget, reward } = new.evaluation.by(rules, versions, current)?;
+    let standing = if rules.use_scores() {
+        Standing::of(rules, facts, &scores::all(&facts.reward_components, facts.reward, []))
+    } else {
+        Standing::Complete
+    };
+    let is_computed = rules.reward().is_some() && standing == Standing::Complete;
+    let reward = if is_computed { reward } else { facts.reward };
+    let (verdict, reason, scoring) = match (matched, standing) {
+        (None, Standing::Waits(missing)) => (Verdict::Kept, None, missing),
+        (matched, _) => {
+            let (verdict, reason) = verdict(matched, reward);
+            (verdict, reason, Vec::new())
+        }
+    };
     let failed_filters = failed.into_iter().take(FAILED_FILTERS_MAX).collect();
     let masks = verdict == Verdict::Kept && rules.staleness.action == StalenessAction::Mask;
     let stated = facts.versions.stated(room.version(), current);
@@ -211,6 +258,8 @@ pub fn decide(
         admission_lapsed,
         retries,
         trained_spans,
+        reward,
+        scoring,
     })
 }
 
@@ -245,7 +294,13 @@ pub fn environment_warning(new: &NewRollout, of_group: Option<&str>) -> Option<W
 #[must_use]
 pub fn warnings(new: &NewRollout, decision: &RolloutDecision, current: Version) -> Vec<Warning> {
     let mut warnings = Vec::new();
-    if decision.verdict == Verdict::Late {
+    if decision.reason.as_deref() == Some(reasons::GROUP_FULL) {
+        warnings.push(Warning::new(
+            reasons::GROUP_FULL,
+            "all places of the group are taken, by rollouts of which some wait for scores, and this rollout will not be \
+             trained on; if one of them is dropped, its place is free for another",
+        ));
+    } else if decision.verdict == Verdict::Late {
         warnings.push(Warning::new(
             reasons::GROUP_DECIDED,
             "the group was decided before this rollout arrived, and it will not be trained on; a new pass over the data \

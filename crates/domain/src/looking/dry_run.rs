@@ -19,6 +19,7 @@ use crate::{
     formats::payload::{Damaged, Described},
     ids::{GroupPk, PolicyName, PolicyPk, RolloutPk, Run, Version},
     rules::Rules,
+    scores::Score,
     states::Verdict,
 };
 
@@ -114,7 +115,7 @@ pub const EXAMPLES_MAX: u32 = 100;
 
 /// Variables of scope `rollout` that only the payload has. The environment of a group is that of its first rollout, so
 /// the row does not have the environment of each.
-pub const IN_PAYLOAD: [&str; 4] = ["reward_components", "metadata", "temperature", "environment"];
+pub const IN_PAYLOAD: [&str; 5] = ["reward_components", "scores", "metadata", "temperature", "environment"];
 
 /// A request to try filters.
 #[derive(Clone, Debug)]
@@ -152,5 +153,7 @@ impl Default for Bounds {
 #[derive(Default)]
 pub struct Payloads {
     pub described: HashMap<RolloutPk, Result<Described, Damaged>>,
+    /// The scores that were given to these rollouts, if filters ask for them.
+    pub scores: HashMap<RolloutPk, Vec<Score>>,
     pub too_large: Vec<RolloutPk>,
 }

@@ -1,9 +1,13 @@
 //! Exports: all rollouts of a run, read in pages.
 
+use std::{collections::BTreeMap, sync::Arc};
+
 use crate::{
     clock::Timestamp,
     ids::{ExecutionId, GroupPk, PolicyPk, RolloutPk, Run, Step},
+    rules::Rules,
     samples::SealedRow,
+    scores::{self, Score},
     states::RolloutState,
 };
 
@@ -61,6 +65,18 @@ pub struct ExportMember {
     pub version_assumed: bool,
     /// The time of its arrival.
     pub received_at: Timestamp,
+    /// The rules of its group.
+    pub rules: Arc<Rules>,
+    /// The scores that were given and that the decision about it counts.
+    pub scores: Vec<Score>,
+}
+
+impl ExportMember {
+    /// All of its scores, with those that its payload has.
+    #[must_use]
+    pub fn all_scores(&self, reward_components: &BTreeMap<String, f64>) -> BTreeMap<String, f64> {
+        scores::of_row(&self.rules, reward_components, self.row.reward, &self.scores)
+    }
 }
 
 impl AsRef<SealedRow> for ExportMember {

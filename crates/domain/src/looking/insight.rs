@@ -8,12 +8,13 @@ use crate::{
     ids::{GroupId, PolicyName, PolicyPk, RolloutId, Run, SessionId},
     lease::Batch,
     looking::{
-        explain::facts::{Asking, Event, GroupFacts, Lease},
+        explain::facts::{Asking, Event, GroupFacts, Lease, ScoringFacts},
         history::Snapshot,
         ledger::Story,
         steps::StepRow,
     },
     rules::Rules,
+    scores::Score,
 };
 
 /// Which policy to read.
@@ -50,6 +51,8 @@ pub struct LedgerFacts {
     pub steps: Vec<StepRow>,
     /// How many rollouts the fullest open groups lack.
     pub lacking: Vec<u32>,
+    /// What waits for scores, if something does.
+    pub scoring: Option<ScoringFacts>,
     /// The newest groups.
     pub groups: Vec<GroupFacts>,
     /// The newest entries of the journal, the newest first.
@@ -112,6 +115,8 @@ pub struct Life {
     pub line: Option<i64>,
     /// The newest batches that have carried the group, the oldest of them first.
     pub batches: Vec<Batch>,
+    /// The scores that the rollout was given.
+    pub scores: Vec<Score>,
 }
 
 /// The rollout that took the last place of a group.

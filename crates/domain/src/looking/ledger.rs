@@ -33,6 +33,8 @@ pub struct Story {
     pub reason: Option<String>,
     /// Filters that could not be evaluated.
     pub failed_filters: Vec<String>,
+    /// The required scores that it lacks.
+    pub scoring: Vec<String>,
     pub state: RolloutState,
     pub group_id: String,
     pub group: GroupFill,

@@ -11,6 +11,7 @@ pub mod check;
 pub mod cost;
 pub mod facts;
 pub mod names;
+pub mod reward;
 #[cfg(test)]
 mod tests;
 pub mod trial_evaluation;
@@ -106,7 +107,12 @@ impl Filters {
         let group = filters.group.iter().filter(bounded(cost::TYPICAL.group_steps_max()));
         for filter in rollout.chain(group) {
             let rule = &rules[filter.index];
-            if let Err(message) = trial_evaluation::evaluate(rule.scope, &filter.program, &filters.environment) {
+            if let Err(message) = trial_evaluation::evaluate(
+                rule.scope,
+                &filter.program,
+                trial_evaluation::Place::Condition,
+                &filters.environment,
+            ) {
                 violations.push(FilterViolation::new(filter.index, "when", message));
             }
         }
@@ -247,8 +253,24 @@ impl Filters {
     /// Evaluates the filters of scope `rollout`, in order; the first match wins.
     #[must_use]
     pub fn evaluate_rollout(&self, facts: &RolloutFacts<'_>) -> Evaluation<'_> {
+        self.evaluate_first(self.rollout.len(), facts)
+    }
+
+    /// Evaluates the filters of scope `rollout` up to the first that reads the reward or scores. What they say holds
+    /// whatever the scores will be.
+    #[must_use]
+    pub fn evaluate_before_scores(&self, facts: &RolloutFacts<'_>) -> Evaluation<'_> {
+        let reads_scores = |filter: &Filter| {
+            let references = filter.program.references();
+            ["reward", "scores"].iter().any(|variable| references.has_variable(variable))
+        };
+        let count = self.rollout.iter().position(reads_scores).unwrap_or(self.rollout.len());
+        self.evaluate_first(count, facts)
+    }
+
+    fn evaluate_first(&self, count: usize, facts: &RolloutFacts<'_>) -> Evaluation<'_> {
         let amounts = Amounts::of_rollout(facts.metadata.map(RawValue::get));
-        self.evaluate(&self.rollout, &RolloutValues::new(facts), amounts, ROLLOUT_STEPS_MAX)
+        self.evaluate(&self.rollout[..count], &RolloutValues::new(facts), amounts, ROLLOUT_STEPS_MAX)
     }
 
     /// Evaluates the filters of scope `group`, in order; the first match wins.

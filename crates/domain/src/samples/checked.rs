@@ -15,6 +15,7 @@ use crate::{
     },
     ids::Version,
     samples::{BatchMember, pages},
+    scores,
     staleness::{TrainedSpan, mask_below},
     states::Verdict,
     weights::RolloutMask,
@@ -97,10 +98,15 @@ impl<S> CheckedRollout<S> {
     }
 }
 
-/// Fails if the advantages of a group were computed from reward components that the rollout was not posted with. No seal
-/// covers the column that the decision read.
+/// Fails if the advantages of a group were computed from reward components that the rollout neither was posted with nor was
+/// given as scores. No seal covers the column that the decision read.
 fn check_components(member: &BatchMember, posted: &BTreeMap<String, f64>) -> Result<(), Damaged> {
-    if member.components != member.rules.components_of(posted) {
+    let read = member.rules.components_of(posted);
+    let read = match &member.scores[..] {
+        [] => read,
+        given => member.rules.components_of(&scores::components(posted, scores::all(posted, None, given))),
+    };
+    if member.components != read {
         return Err(Damaged("its reward components differ from those of its row"));
     }
     Ok(())

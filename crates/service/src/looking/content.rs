@@ -18,6 +18,7 @@ use forebay_domain::{
     },
     refusal::Refusal,
     samples::{BatchMember, FindContent, StoredContent},
+    scores::{self, Score},
     states::GroupState,
 };
 use forebay_store::error::StoreError;
@@ -36,6 +37,8 @@ pub struct ContentReader {
     member: BatchMember,
     /// The batch that contains it.
     pub batch: Option<Batch>,
+    /// The scores that its judgement counted.
+    scores: Vec<Score>,
 }
 
 impl Buffer {
@@ -46,11 +49,11 @@ impl Buffer {
         let (named, id) = (policy.clone(), rollout_id.to_string());
         let found = self.store.read(FindContent { policy, rollout_id }).await?;
         let found = found.ok_or(Refusal::UnknownInPolicy { what: "rollout", id, policy: named })?;
-        let StoredContent { story, member, batch, has_payload } = found;
+        let StoredContent { story, member, batch, has_payload, scores } = found;
         if !has_payload {
             return Err(purged(&story).into());
         }
-        Ok(ContentReader { buffer: self.clone(), story, member, batch })
+        Ok(ContentReader { buffer: self.clone(), story, member, batch, scores })
     }
 }
 
@@ -81,7 +84,13 @@ impl ContentReader {
         let look = move || {
             let content = look(self.member.clone(), &stored.payload, self.batch.as_ref(), part);
             drop(stored);
-            content.map(|content| answer(self, content))
+            content.map(|mut content| {
+                if !self.scores.is_empty() {
+                    let sent = content.reward_components;
+                    content.reward_components = scores::components(&sent, scores::all(&sent, None, &self.scores));
+                }
+                answer(self, content)
+            })
         };
         tokio::task::spawn_blocking(look).await.map_err(|_| StoreError::Closed)?.map_err(BufferError::from)
     }

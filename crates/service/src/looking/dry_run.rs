@@ -22,7 +22,10 @@ use forebay_domain::{
     rules::Rules,
     samples::StoredPayload,
 };
-use forebay_store::{error::StoreError, ops::looking::dry_run::ListPublished};
+use forebay_store::{
+    error::StoreError,
+    ops::{looking::dry_run::ListPublished, scores::AppliedScores},
+};
 use tracing::instrument;
 
 use crate::{Buffer, error::BufferError, policies};
@@ -202,7 +205,7 @@ impl Trial {
             let small: Vec<&PastRollout> = page.iter().copied().filter(|rollout| is_small(rollout)).collect();
             self.report.payload_bytes += payload_bytes(small.iter().copied());
             let stored = self.buffer.store.payloads(small.iter().map(|rollout| rollout.rollout_pk).collect()).await?;
-            let keeps_metadata = self.judge.names_metadata();
+            let keeps_metadata = self.judge.names("metadata");
             let unpack = move || {
                 let describe = |stored: StoredPayload| {
                     let mut described = stored.payload.describe();
@@ -215,6 +218,10 @@ impl Trial {
             };
             let described = tokio::task::spawn_blocking(unpack).await.map_err(|_| StoreError::Closed)?;
             found.described.extend(described);
+            if self.judge.reads_scores() {
+                let rollouts = small.iter().map(|rollout| rollout.rollout_pk).collect();
+                found.scores.extend(self.buffer.store.read(AppliedScores(rollouts)).await?);
+            }
         }
         Ok(found)
     }

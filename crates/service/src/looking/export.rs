@@ -9,7 +9,7 @@
 //! rollout that arrives later has a higher key. Another process may read a served SQLite file, because in WAL mode
 //! readers have snapshots of their own.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use forebay_domain::{
     formats::payload::Unpacked,
@@ -19,6 +19,7 @@ use forebay_domain::{
     refusal::Refusal,
     rules::filter::{Filters, facts::RolloutFacts},
     samples::pages::{self, Members},
+    scores,
     states::{RolloutState, Verdict},
 };
 use forebay_store::{
@@ -188,11 +189,14 @@ fn verdict(
     current: Version,
 ) -> Option<bool> {
     let Some(expression) = expression else { return Some(true) };
+    let scores = member.all_scores(&unpacked.reward_components);
+    let components = exported_components(member, &unpacked.reward_components);
     let sum = |of: fn(&wire::Segment) -> usize| unpacked.segments.iter().map(of).sum::<usize>() as i64;
     expression.is_true(&RolloutFacts {
         status: unpacked.status.as_str(),
         reward: member.row.reward,
-        reward_components: &unpacked.reward_components,
+        reward_components: &components,
+        scores: &scores,
         environment: unpacked.environment.as_deref(),
         policy_version: member.row.policy_version.0,
         version_current: current.0,
@@ -207,11 +211,17 @@ fn verdict(
     })
 }
 
+/// The reward components of a rollout, with the scores that others gave.
+fn exported_components(member: &ExportMember, sent: &BTreeMap<String, f64>) -> BTreeMap<String, f64> {
+    if member.scores.is_empty() { sent.clone() } else { scores::components(sent, member.all_scores(sent)) }
+}
+
 fn export(policy: &PolicyName, run: Run, member: ExportMember, unpacked: Unpacked) -> ExportedRollout {
     // If every segment has spans, the version follows from them, and a version beside them would say nothing.
     let has_spans = |segment: &wire::Segment| segment.versions.is_some();
     let is_spanned = !unpacked.segments.is_empty() && unpacked.segments.iter().all(has_spans);
     let policy_version = member.row.policy_version.0;
+    let reward_components = exported_components(&member, &unpacked.reward_components);
     ExportedRollout {
         result: ExportResult {
             run: run.0,
@@ -235,7 +245,7 @@ fn export(policy: &PolicyName, run: Run, member: ExportMember, unpacked: Unpacke
             admission_id: None,
             status: unpacked.status,
             reward: member.row.reward,
-            reward_components: unpacked.reward_components,
+            reward_components,
             sampling: unpacked.sampling,
             segments: unpacked.segments,
             turns: Vec::new(),

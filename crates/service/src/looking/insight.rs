@@ -22,7 +22,7 @@ use forebay_domain::{
     },
     policies::Policy,
     rules::Rules,
-    states::{BatchState, GroupState, SessionState},
+    states::{BatchState, GroupState, RolloutState, SessionState},
     tally::{LeaseEvent, Tallies, Tally},
 };
 use forebay_store::{
@@ -234,6 +234,7 @@ fn facts(
         returned: ledger.returned,
         steps,
         lacking: ledger.lacking,
+        scoring: ledger.scoring,
         groups: ledger.groups,
         version: VersionFacts {
             current: policy.version.0,
@@ -348,6 +349,7 @@ fn gauges(policy: &Policy, tallies: &Tallies) -> Gauges {
         live_rollouts: live.map(|state| tallies.count(&Tally::Rollouts(*state))).sum(),
         live_bytes: tallies.count(&Tally::LiveBytes),
         reserved: tallies.count(&Tally::Reserved),
+        scoring_rollouts: tallies.count(&Tally::Rollouts(RolloutState::Scoring)),
         open_sessions: tallies.count(&Tally::Sessions(SessionState::Open)),
     }
 }

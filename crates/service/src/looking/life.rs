@@ -17,6 +17,7 @@ use forebay_domain::{
     reasons,
     refusal::Refusal,
     rules::Rules,
+    scores::{PRODUCER, Score},
     session::Session,
     states::{BatchState, GroupState, Verdict},
 };
@@ -235,6 +236,9 @@ fn of_life(life: &Life, session: Option<&Session>, policy: PolicyName, now: Time
         (IdKind::Group, group.fill.state.as_str(), see)
     };
     let verdict = life.story.as_ref().map_or(Verdict::Kept, |story| story.verdict);
+    for score in life.scores.iter().filter(|score| score.scorer != PRODUCER) {
+        scored(&mut telling, score);
+    }
     if let Some(story) = &life.story {
         judged(&mut telling, story, life, session);
     }
@@ -288,10 +292,21 @@ fn rule_text(rules: &Rules, name: &str, scope: FilterScope) -> Option<String> {
     Some(format!("{}: {action} when {}", rule.name, rule.when))
 }
 
+fn scored(telling: &mut Telling, score: &Score) {
+    let after = if score.applied { "" } else { ", after the decision, so it changed nothing" };
+    let text = format!("{} gave it the score {} {}{after}", score.scorer, score.name, number(score.value));
+    telling.tell("scored", Some(score.given_at), text);
+}
+
 fn judged(telling: &mut Telling, story: &Story, life: &Life, session: Option<&Session>) {
     let reason = story.reason.as_deref().unwrap_or_default();
-    let at = Some(story.received_at);
+    // A rollout that waited for scores was judged later.
+    let at = Some(story.received_at).filter(|_| !life.rules.use_scores());
     match story.verdict {
+        Verdict::Kept if !story.scoring.is_empty() => {
+            let scores = if story.scoring.len() == 1 { "score" } else { "scores" };
+            telling.tell("scoring", None, format!("Waits for the {scores} {}", story.scoring.join(", ")));
+        }
         Verdict::Kept => {}
         Verdict::Masked => {
             let text = format!("Masked by {reason}: it counts in the baseline of its group and is not trained");
@@ -299,6 +314,9 @@ fn judged(telling: &mut Telling, story: &Story, life: &Life, session: Option<&Se
         }
         Verdict::Dropped if reason == reasons::NO_REWARD => {
             let how = match story.status {
+                Status::Completed | Status::Truncated if life.rules.use_scores() => {
+                    "it had no reward when it had all of its scores, and was dropped"
+                }
                 Status::Aborted if session.is_some() => {
                     "its session ended without a reward, so its place in the group is free"
                 }
@@ -308,8 +326,20 @@ fn judged(telling: &mut Telling, story: &Story, life: &Life, session: Option<&Se
             };
             telling.tell("dropped", at, format!("Not trained: {how}"));
         }
+        Verdict::Dropped if reason == reasons::UNSCORED => {
+            let text = "Not trained: it lacked a score that its rules require when its time was over".to_owned();
+            telling.tell("dropped", None, text);
+        }
         Verdict::Dropped => {
-            telling.tell("dropped", at, format!("Not trained: the filter {reason} dropped it at its arrival"));
+            let when = if life.rules.use_scores() { "" } else { " at its arrival" };
+            telling.tell("dropped", at, format!("Not trained: the filter {reason} dropped it{when}"));
+        }
+        Verdict::Late if reason == reasons::GROUP_FULL => {
+            let text = format!(
+                "Not trained: all places of its group {} were taken, by rollouts that waited for scores",
+                story.group_id
+            );
+            telling.tell("late", at, text);
         }
         Verdict::Late => {
             let decided = story.decided_at.map_or_else(String::new, |decided| {
@@ -339,8 +369,13 @@ fn decided(telling: &mut Telling, life: &Life) {
             let until = group.deadline_at.map_or_else(String::new, |at| {
                 format!(", and it is decided in {} at the latest", duration_us(at.micros_since(telling.now).max(0)))
             });
+            let scoring = match group.fill.scoring {
+                0 => String::new(),
+                1 => ", of which 1 waits for scores".to_owned(),
+                some => format!(", of which {some} wait for scores"),
+            };
             let text = format!(
-                "Waits: group {name} has {} of {}{until}",
+                "Waits: group {name} has {} of {}{scoring}{until}",
                 count(taken),
                 plural(i64::from(group.fill.size), "rollout")
             );

@@ -97,14 +97,19 @@ async fn asked_group(
 ) -> Result<Result<AskedGroup, Refusal>, StoreError> {
     const FIND_GROUP: Statement = Statement::new(
         "-- find_group_of_admission
-        SELECT state, size, kept, masked, dropped
+        SELECT rules_pk, state, size, kept, masked, dropped, scoring
         FROM rollout_group
         WHERE policy_pk = $1 AND run = $2 AND group_key = $3",
     );
-    let row = tx.fetch_optional(FIND_GROUP, args![policy.policy_pk, policy.run, key]).await?;
-    let found = row.map(|mut row| fill(&mut row, "state")).transpose()?;
-    if let Some(found) = found.filter(|found| !found.state.is_open()) {
-        return Ok(Err(Refusal::GroupDecided(found.state)));
+    let (mut found, mut left) = (None, None);
+    if let Some(mut row) = tx.fetch_optional(FIND_GROUP, args![policy.policy_pk, policy.run, key]).await? {
+        let rules = tx.rules(row.get("rules_pk")?).await?;
+        let group = fill(&mut row, "state")?;
+        if !group.state.is_open() {
+            return Ok(Err(Refusal::GroupDecided(group.state)));
+        }
+        left = Some(group.places_left(rules.group.on_drop));
+        found = Some(group);
     }
     let (reserved, named_size) = reserved_of(tx, policy, key).await?;
     let known = found.map(|found| found.size).or(named_size);
@@ -114,12 +119,8 @@ async fn asked_group(
         let detail = format!("the group has size {known}, fixed by what began it");
         return Ok(Err(Refusal::invalid("/group_size", detail)));
     }
-    Ok(Ok(AskedGroup {
-        size: known.or(request.group_size).unwrap_or(policy.rules.group.size),
-        arrived: found.map_or(0, |found| found.arrived()),
-        reserved,
-        has_begun: found.is_some() || reserved > 0,
-    }))
+    let size = known.or(request.group_size).unwrap_or(policy.rules.group.size);
+    Ok(Ok(AskedGroup { size, missing: left.unwrap_or(size), reserved, has_begun: found.is_some() || reserved > 0 }))
 }
 
 /// Gives back the expired room of a policy whose row is locked, in case the sweep has not done so.

@@ -322,6 +322,8 @@ pub(super) fn counted(state: GroupState, batch: Option<BatchState>, groups: &[Me
         batch,
         groups: groups.len() as i64,
         rollouts: groups.iter().map(|group| group.rollouts).sum(),
+        // No group is decided while one of its rollouts lacks a score.
+        scoring: 0,
         bytes: groups.iter().map(|group| group.payload_bytes).sum(),
     }
 }

@@ -22,7 +22,13 @@ use std::{
     sync::Arc,
 };
 
-use super::{fill, journal, looking::ledger, policy, read_json, trained_versions};
+use super::{
+    fill, journal,
+    looking::ledger,
+    policy, read_json,
+    scores::{self, Unscored},
+    trained_versions,
+};
 use crate::{
     error::StoreError,
     op::Op,
@@ -62,7 +68,7 @@ macro_rules! select_group {
         concat!(
             "-- lock_group
             SELECT group_pk, policy_pk, run, group_id, rules_pk, environment, state, reason, size,
-                min_size, kept, masked, dropped, payload_bytes, opened_us
+                min_size, kept, masked, dropped, scoring, payload_bytes, opened_us
             FROM rollout_group
             ",
             $tail
@@ -121,7 +127,7 @@ pub(super) async fn lock_all(
     Ok(groups)
 }
 
-async fn lock_by_key(tx: &mut Tx<'_>, group: GroupPk) -> Result<Option<LockedGroup>, StoreError> {
+pub(super) async fn lock_by_key(tx: &mut Tx<'_>, group: GroupPk) -> Result<Option<LockedGroup>, StoreError> {
     const LOCK_GROUP_BY_KEY: Statement = locking!(select_group!("WHERE group_pk = $1"));
     match tx.fetch_optional(LOCK_GROUP_BY_KEY, args![group]).await? {
         Some(row) => read(tx, row).await.map(Some),
@@ -341,6 +347,10 @@ pub(super) async fn discard(
     }
     tx.tallies().discarded(group.policy_pk, rule, 1, i64::from(group.fill.arrived()), now);
     group.reason = Some(reason);
+    if group.fill.scoring > 0 {
+        scores::end_of_groups(tx, vec![group.group_pk.0]).await?;
+        group.fill.scoring = 0;
+    }
     write_discarded(tx, group, before, now).await?;
     Ok(true)
 }
@@ -457,7 +467,7 @@ pub(super) async fn write_discarded(
         "-- discard_group
         UPDATE rollout_group
         SET state = 'discarded', reason = $3, decided_us = COALESCE(decided_us, $4), deadline_us = NULL,
-            purge_us = $5, failed_filters = $6
+            purge_us = $5, failed_filters = $6, scoring = 0
         WHERE group_pk = $1 AND state = $2",
     );
     const REJECT_GROUP: Statement = Statement::new(
@@ -483,6 +493,7 @@ fn move_group(tallies: &mut TallyDelta, group: &mut LockedGroup, by: GroupMove) 
         batch: None,
         groups: 1,
         rollouts: i64::from(group.fill.arrived()),
+        scoring: i64::from(group.fill.scoring),
         bytes: group.payload_bytes,
     };
     tallies.move_groups(group.policy_pk, moved, by).ok()?;
@@ -504,6 +515,7 @@ impl Op for CloseGroup {
         if !group.fill.state.is_open() {
             return Ok(Err(Refusal::GroupDecided(group.fill.state)));
         }
+        scores::drop_unscored(tx, &mut group, &Unscored::All, self.now).await?;
         finalize(tx, &mut group, Cause::TimedOut, self.now).await?;
         let happening = Happening::GroupClosed(self.group_id.to_string());
         journal::write(tx, policy.policy_pk, &happening, self.by.as_ref(), self.now).await?;
@@ -574,25 +586,36 @@ impl Op for DecideOverdue {
     type Output = Option<DecidedGroup>;
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
-        const SELECT_POLICY_NAME: Statement = Statement::new(
-            "-- select_policy_name
-            SELECT name, run
-            FROM policy
-            WHERE policy_pk = $1",
-        );
         let Some(mut group) = lock_by_key(tx, self.group).await? else { return Ok(None) };
         if !group.fill.state.is_open() {
             return Ok(None);
         }
-        let mut row = tx.fetch_one(SELECT_POLICY_NAME, args![group.policy_pk]).await?;
-        let run: Run = row.get("run")?;
+        let (policy, run) = policy_of(tx, &group).await?;
         if run == group.run {
+            let due = Unscored::Due { now: self.now, limit: usize::MAX };
+            scores::drop_unscored(tx, &mut group, &due, self.now).await?;
+            if group.fill.scoring > 0 {
+                // It arrived when this group was found overdue, and has time of its own.
+                return Ok(None);
+            }
             finalize(tx, &mut group, self.cause, self.now).await?;
         } else {
             discard(tx, &mut group, GroupMove::Straggle, reasons::RESET.to_owned(), reasons::RESET, self.now).await?;
         }
-        let name: String = row.get("name")?;
-        let policy = PolicyName::parse(&name).map_err(|error| StoreError::Corrupt(error.to_string()))?;
         Ok(Some(DecidedGroup { policy, group: ledger::group(tx, group.group_pk).await? }))
     }
+}
+
+/// The policy of a group, and its current run.
+pub(super) async fn policy_of(tx: &mut Tx<'_>, group: &LockedGroup) -> Result<(PolicyName, Run), StoreError> {
+    const SELECT_POLICY_NAME: Statement = Statement::new(
+        "-- select_policy_name
+        SELECT name, run
+        FROM policy
+        WHERE policy_pk = $1",
+    );
+    let mut row = tx.fetch_one(SELECT_POLICY_NAME, args![group.policy_pk]).await?;
+    let name: String = row.get("name")?;
+    let name = PolicyName::parse(&name).map_err(|error| StoreError::Corrupt(error.to_string()))?;
+    Ok((name, row.get("run")?))
 }

@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use super::{
     admission,
     batch::{self, select_batches},
-    journal, policy, steps, sweep,
+    journal, policy, scores, steps, sweep,
 };
 use crate::{
     error::StoreError,
@@ -386,7 +386,7 @@ async fn discard_live_groups(tx: &mut Tx<'_>, policy: &Policy, now: Timestamp) -
     // Locked first, so that no post can add to an open group after its numbers were read.
     const LOCK_LIVE_GROUPS: Statement = locking!(
         "-- lock_live_groups
-        SELECT group_pk, state, kept + masked AS rollouts, payload_bytes,
+        SELECT group_pk, state, kept + masked AS rollouts, scoring, payload_bytes,
             (SELECT b.state FROM batch AS b WHERE b.batch_pk = rollout_group.batch_pk) AS batch_state
         FROM rollout_group
         WHERE policy_pk = $1 AND run = $2 AND state IN ('open', 'ready', 'quarantined', 'batched')
@@ -396,7 +396,7 @@ async fn discard_live_groups(tx: &mut Tx<'_>, policy: &Policy, now: Timestamp) -
         "-- discard_groups
         UPDATE rollout_group
         SET state = 'discarded', reason = $5, decided_us = COALESCE(decided_us, $2), deadline_us = NULL,
-            purge_us = $3
+            purge_us = $3, scoring = 0
         WHERE state = $4 AND group_pk"
     );
     let mut live: BTreeMap<(GroupState, Option<BatchState>), (CountedGroups, Vec<i64>)> = BTreeMap::new();
@@ -405,17 +405,21 @@ async fn discard_live_groups(tx: &mut Tx<'_>, policy: &Policy, now: Timestamp) -
         if state == GroupState::Batched && batch.is_some_and(BatchState::is_acked) {
             continue;
         }
-        let none = CountedGroups { state, batch, groups: 0, rollouts: 0, bytes: 0 };
+        let none = CountedGroups { state, batch, groups: 0, rollouts: 0, scoring: 0, bytes: 0 };
         let (counted, keys) = live.entry((state, batch)).or_insert((none, Vec::new()));
         keys.push(row.get("group_pk")?);
         counted.groups += 1;
         counted.rollouts += row.get::<i64>("rollouts")?;
+        counted.scoring += row.get::<i64>("scoring")?;
         counted.bytes += row.get::<i64>("payload_bytes")?;
     }
     let purge_at = now.plus_seconds(policy.rules.retention.dropped_s);
     let mut discarded = 0;
     for (counted, keys) in live.into_values() {
         let groups = keys.len();
+        if counted.scoring > 0 {
+            scores::end_of_groups(tx, keys.clone()).await?;
+        }
         tx.guarded(DISCARD_GROUPS, args![key_list(keys), now, purge_at, counted.state, reasons::RESET], groups).await?;
         tx.tallies().move_groups(policy.policy_pk, counted, GroupMove::Reset)?;
         tx.tallies().discarded(policy.policy_pk, reasons::RESET, groups as i64, counted.rollouts, now);

@@ -27,6 +27,7 @@ mod quotas;
 mod reads;
 pub mod relocate;
 pub mod samples;
+pub mod scores;
 pub mod session;
 pub mod steps;
 pub mod sweep;
@@ -41,7 +42,7 @@ use forebay_domain::{
 };
 use serde::de::DeserializeOwned;
 
-use super::sql::Row;
+use super::sql::{Row, Tx};
 use crate::error::StoreError;
 
 /// The state of the kept and masked rollouts of a group.
@@ -73,7 +74,19 @@ fn fill(row: &mut Row, state: &str) -> Result<GroupFill, StoreError> {
         kept: row.get("kept")?,
         masked: row.get("masked")?,
         dropped: row.get("dropped")?,
+        scoring: row.get("scoring")?,
     })
+}
+
+/// The places that are left in an open group, from the columns of [`fill`] and its rules.
+async fn places_left(tx: &mut Tx<'_>, row: &mut Row) -> Result<u32, StoreError> {
+    let group = fill(row, "state")?;
+    // Only a group that waits for scores can be open and full, and depends on its rules.
+    if group.scoring == 0 {
+        return Ok(group.size - group.arrived());
+    }
+    let rules = tx.rules(row.get("rules_pk")?).await?;
+    Ok(group.places_left(rules.group.on_drop))
 }
 
 /// Trained tokens by version, if they were recorded.

@@ -356,9 +356,9 @@ impl Op for ReadWaiting {
     async fn run(&self, tx: &mut Tx<'_>) -> Result<WaitingFor, StoreError> {
         const SELECT_FULLEST: Statement = Statement::new(
             "-- select_fullest
-            SELECT group_id, size, kept, masked, dropped
+            SELECT group_id, size, kept, masked, dropped, scoring
             FROM (
-                SELECT group_pk, group_id, size, kept, masked, dropped
+                SELECT group_pk, group_id, size, kept, masked, dropped, scoring
                 FROM rollout_group
                 WHERE policy_pk = $1 AND run = $2 AND state = 'open'
                 LIMIT $3
@@ -398,6 +398,7 @@ impl Op for ReadWaiting {
                 kept: row.get("kept")?,
                 masked: row.get("masked")?,
                 dropped: row.get("dropped")?,
+                scoring: row.get("scoring")?,
             };
             waiting.fullest.push(OpenGroup { group_id: row.get("group_id")?, fill });
         }

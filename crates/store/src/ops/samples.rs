@@ -20,7 +20,7 @@ use super::{
     bounded_scan::{InOrder, Scan, examine, in_order},
     group,
     places::read_place,
-    read_json, trained_spans,
+    read_json, scores, trained_spans,
 };
 use crate::{
     error::StoreError,
@@ -129,6 +129,20 @@ pub(super) async fn read_members(tx: &mut Tx<'_>, rows: Vec<Row>) -> Result<Vec<
     for member in &mut members {
         member.components = found.remove(&member.row.rollout_pk).unwrap_or_default();
     }
+    let using = members.iter().filter(|member| member.rules.use_scores() && member.rules.read_components());
+    let using: Vec<_> = using.map(|member| member.row.rollout_pk).collect();
+    let mut found = scores::applied(tx, using).await?;
+    // A rollout that waits has not been judged by the scores that it has. Its group has no seal.
+    if members.iter().any(|member| member.group_seal.is_none() && found.contains_key(&member.row.rollout_pk)) {
+        for waiting in scores::waiting_among(tx, found.keys().map(|rollout| rollout.0).collect()).await? {
+            found.remove(&waiting);
+        }
+    }
+    for member in &mut members {
+        let mut given = found.remove(&member.row.rollout_pk).unwrap_or_default();
+        given.retain(|score| member.rules.reads_component(&score.name));
+        member.scores = given;
+    }
     let comparing = members.iter().filter(|member| member.rules.compare_turns());
     let comparing: Vec<_> = comparing.map(|member| member.row.rollout_pk).collect();
     let mut found = group::turns(tx, &comparing).await?;
@@ -155,6 +169,7 @@ fn read_member(mut row: Row, rules: Arc<Rules>) -> Result<BatchMember, StoreErro
         group_seal: row.get("group_seal")?,
         rules,
         components: BTreeMap::new(),
+        scores: Vec::new(),
         turns: None,
         turn_advantages: None,
     })

@@ -60,6 +60,7 @@ impl Op for AnythingDue {
             SELECT CAST(CASE
                 WHEN (SELECT MIN(expires_us) FROM batch WHERE expires_us IS NOT NULL) <= $1 THEN 1
                 WHEN (SELECT MIN(deadline_us) FROM rollout_group WHERE deadline_us IS NOT NULL) <= $1 THEN 1
+                WHEN (SELECT MIN(due_us) FROM scoring) <= $1 THEN 1
                 WHEN (SELECT MIN(purge_us) FROM rollout_group WHERE purge_us IS NOT NULL) <= $1 THEN 1
                 WHEN (SELECT MIN(forget_us) FROM rollout_group WHERE forget_us IS NOT NULL) <= $1 THEN 1
                 WHEN (SELECT MIN(expires_us) FROM admission) <= $1 THEN 1
@@ -313,6 +314,14 @@ async fn forget(tx: &mut Tx<'_>, now: Timestamp, limit: u32) -> Result<u64, Stor
 }
 
 async fn forget_group(tx: &mut Tx<'_>, policy: PolicyPk, mut row: Row, now: Timestamp) -> Result<(), StoreError> {
+    const FORGET_SCORES: Statement = Statement {
+        sqlite: "-- forget_scores
+            DELETE FROM score
+            WHERE rollout_pk IN (SELECT rollout_pk FROM rollout WHERE group_pk = $1)",
+        postgres: "-- forget_scores
+            DELETE FROM score
+            WHERE rollout_pk = ANY (ARRAY(SELECT rollout_pk FROM rollout WHERE group_pk = $1))",
+    };
     const FORGET_ROLLOUTS: Statement = Statement::new(
         "-- forget_rollouts
         DELETE FROM rollout
@@ -337,7 +346,7 @@ async fn forget_group(tx: &mut Tx<'_>, policy: PolicyPk, mut row: Row, now: Time
     let group_pk: i64 = row.get("group_pk")?;
     let carriers = tx.fetch_all(SELECT_CARRIERS, args![group_pk]).await?;
     delete_payloads(tx, group_pk, now).await?;
-    for statement in [FORGET_ROLLOUTS, FORGET_PLACES, FORGET_GROUP] {
+    for statement in [FORGET_SCORES, FORGET_ROLLOUTS, FORGET_PLACES, FORGET_GROUP] {
         tx.execute(statement, args![group_pk]).await?;
     }
     for mut carrier in carriers {
@@ -428,7 +437,7 @@ impl Op for Probe {
             sqlite: "-- reach_tables\nSELECT 1 AS reached",
             postgres: "-- reach_tables
                 LOCK TABLE policy, rollout_group, rollout, payload, batch, batch_group, admission, tally, tally_change, recent,
-                    session, session_policy, session_key, session_call
+                    session, session_policy, session_key, session_call, scoring, score
                 IN ROW EXCLUSIVE MODE NOWAIT",
         };
         const PROBE: Statement = Statement::new("-- probe\nUPDATE policy SET run = run WHERE name = 'default'");

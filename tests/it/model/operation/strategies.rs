@@ -22,8 +22,7 @@ use crate::model::view::{Label, PolicyNumber, Rules};
 /// Histories of a given length.
 pub(crate) fn sequences() -> impl Strategy<Value = Sequence> {
     let rules = (rules(), rules()).prop_map(|(saving, acking)| vec![saving, Rules { settled_by_ack: true, ..acking }]);
-    let operations =
-        prop_oneof![80 => operation().prop_map(|operation| vec![operation]), 1 => giving_up(), 4 => episode()];
+    let operations = prop_oneof![80 => operation().prop_map(|operation| vec![operation]), 1 => giving_up(), 1 => outlived_call(), 4 => episode()];
     (rules, vec(operations, 40..200))
         .prop_map(|(rules, operations)| Sequence { rules, operations: operations.into_iter().flatten().collect() })
 }
@@ -46,6 +45,21 @@ fn giving_up() -> impl Strategy<Value = Vec<Operation>> {
             resume(StepPick::BeforeLastAcked, true),
             resume(StepPick::Checkpoint, false),
             Operation::Checkpoint { policy, step, force: true, epoch },
+        ]
+    })
+}
+
+/// A session expires while one of its calls is in flight, which is rare by chance, too.
+fn outlived_call() -> impl Strategy<Value = Vec<Operation>> {
+    let opening = opening().prop_map(|plan| OpeningPlan { rollout: None, ttl_s: 30, ..plan });
+    (opening, call_plan()).prop_map(|(opening, plan)| {
+        let session = SessionPick { state: None, nth: 0 };
+        vec![
+            Operation::Session(SessionOperation::Open(opening)),
+            Operation::Session(SessionOperation::BeginCall { session, key: KeyPlan::Own(0) }),
+            Operation::Advance { seconds: 60 },
+            Operation::Sweep,
+            Operation::Session(SessionOperation::EndCall { nth: 0, plan: Some(plan) }),
         ]
     })
 }
@@ -76,7 +90,7 @@ fn session_operation() -> impl Strategy<Value = SessionOperation> {
         20 => (session(), session_key(), call_plan())
             .prop_map(|(session, key, plan)| SessionOperation::AgentCall { session, key, plan }),
         5 => (session(), session_key()).prop_map(|(session, key)| SessionOperation::BeginCall { session, key }),
-        5 => (0..3_usize, option::weighted(0.8, call_plan()))
+        5 => (0..3_usize, option::weighted(0.8, prop_oneof![4 => call_plan(), 1 => repeated_call()]))
             .prop_map(|(nth, plan)| SessionOperation::EndCall { nth, plan }),
         10 => vec((session(), finish_plan()), 1..3).prop_map(SessionOperation::Finish),
         2 => ended_session().prop_map(SessionOperation::EndAgain),
@@ -160,6 +174,11 @@ fn call_plan() -> impl Strategy<Value = CallPlan> {
     )
 }
 
+/// A call that its client repeats.
+fn repeated_call() -> impl Strategy<Value = CallPlan> {
+    call_plan().prop_map(|plan| CallPlan { prompt: PromptPlan::Same { nth: 0 }, retries: 2, ..plan })
+}
+
 fn finish_plan() -> impl Strategy<Value = FinishPlan> {
     let status = prop_oneof![
         6 => Just(None),
@@ -183,6 +202,13 @@ fn operation() -> impl Strategy<Value = Operation> {
         20 => (policy(), vec(body(), 1..4)).prop_map(|(policy, items)| Operation::Fill { policy, items }),
         4 => (policy(), 0..ROLLOUTS, any::<bool>())
             .prop_map(|(policy, nth, changed)| Operation::Repost { policy, nth, changed }),
+        3 => (policy(), 0..ROLLOUTS, 0..2_usize, 0..3_u8, any::<bool>()).prop_map(
+            |(policy, rollout, name, value, replace)| Operation::Score { policy, rollout, name, value, replace }
+        ),
+        12 => (policy(), 0..3_usize, select(vec![vec![0], vec![1], vec![0, 1], vec![0, 1]]), 0..3_u8, any::<bool>())
+            .prop_map(|(policy, nth, names, value, replace)| {
+                Operation::ScoreWaiting { policy, nth, names, value, replace }
+            }),
         2 => (policy(), group()).prop_map(|(policy, group)| Operation::Close { policy, group }),
         2 => (policy(), group()).prop_map(|(policy, group)| Operation::Discard { policy, group }),
         16 => (policy(), 0..CONSUMERS, option::of(0..REQUESTS), any::<bool>(), epoch()).prop_map(
@@ -233,13 +259,15 @@ fn rules() -> impl Strategy<Value = Rules> {
     ]);
     let retention =
         (select(vec![0, 50, 500]), select(vec![0, 20, 500]), select(vec![0, 30]), select(vec![0, 40, 2_000, 2_000]));
+    let group = (group, option::weighted(0.2, select(vec![5, 60, 300])));
     (group, batch, lease, staleness, weighting, retention).prop_map(
-        |((group, retries), batch, lease, staleness, weighting, retention)| Rules {
+        |(((group, retries), scored_s), batch, lease, staleness, weighting, retention)| Rules {
             size: group.0,
             min_size: group.1.min(group.0),
             timeout_s: group.2,
             shrink: group.3,
             filters: group.4,
+            scored_s,
             batch_groups: batch.0,
             max_tokens: batch.1,
             order: batch.2,

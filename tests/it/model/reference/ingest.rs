@@ -6,13 +6,13 @@ use forebay_wire::{GroupState, RolloutState, Status, Verdict, VersionSpan};
 
 use super::{Group, Outcome, Reference, Rollout, VOTING};
 use crate::model::view::{
-    Answer, Body, DISCARD_REASON, DISCARDS_EQUAL, DROPS_ABORTED, GroupName, MASKS_TRUNCATED, PolicyNumber, Post,
-    Receipt, Refused, Rules,
+    Answer, Body, DISCARD_REASON, DISCARDS_EQUAL, DROPS_ABORTED, DROPS_POOR, GroupName, MASKS_TRUNCATED, PolicyNumber,
+    Post, Receipt, Refused, Rules,
 };
 
 /// States of rollouts that the backlog counts.
-const UNTRAINED: [RolloutState; 4] =
-    [RolloutState::Open, RolloutState::Ready, RolloutState::Leased, RolloutState::Returned];
+const UNTRAINED: [RolloutState; 5] =
+    [RolloutState::Scoring, RolloutState::Open, RolloutState::Ready, RolloutState::Leased, RolloutState::Returned];
 
 /// The room of a rollout.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -125,11 +125,14 @@ impl Reference {
         if post.group.is_none() && group.rules.size > 1 {
             return Err(Refused::Invalid(format!("/{index}/group_id")));
         }
-        let (verdict, reason) = if group.state == GroupState::Open {
-            judge(&group.rules, &post.body)
-        } else {
+        let (verdict, reason) = if group.state != GroupState::Open {
             (Verdict::Late, Some("group-decided"))
+        } else if self.filled(number).is_some() {
+            (Verdict::Late, Some("group-full"))
+        } else {
+            judge(&group.rules, &post.body, None)
         };
+        let waits = group.rules.scored_s.filter(|_| verdict == Verdict::Kept);
         let current = self.policies[post.policy].version;
         let rollout = Rollout {
             policy: post.policy,
@@ -143,12 +146,18 @@ impl Reference {
             trained_versions: trained_versions(&post.body, current).filter(|_| verdict == Verdict::Kept),
             advantage: None,
             received_at: self.now,
+            unscored_at: waits.map(|scored_s| self.now + scored_s),
+            scores: [None; 2],
+            scores_after: [None; 2],
             body: post.body.clone(),
         };
+        let unscored_at = rollout.unscored_at;
         let arrival = self.arrivals;
         self.rollouts.insert(arrival, rollout);
         self.arrivals += 1;
         self.policies[post.policy].received += 1;
+        let group = self.group_mut(number);
+        group.deadline_at = group.deadline_at.map(|deadline| unscored_at.map_or(deadline, |at| at.max(deadline)));
         if verdict == Verdict::Dropped {
             self.count_dropped(post.policy, reason.expect("drops have a reason"));
         }
@@ -160,12 +169,13 @@ impl Reference {
         Ok(self.receipt(&self.rollouts[&arrival], false))
     }
 
-    fn receipt(&self, rollout: &Rollout, duplicate: bool) -> Receipt {
+    pub(super) fn receipt(&self, rollout: &Rollout, duplicate: bool) -> Receipt {
         let group = &self.groups[&rollout.group];
         Receipt {
             verdict: rollout.verdict,
             reason: rollout.reason.clone(),
             duplicate,
+            scoring: rollout.unscored_at.map_or(0, |_| rollout.scores.iter().filter(|score| score.is_none()).count()),
             group: group.name,
             state: group.state,
             arrived: self.arrived(rollout.group),
@@ -173,8 +183,14 @@ impl Reference {
         }
     }
 
-    /// Whether a group is complete.
-    fn cause_to_decide(&self, number: usize) -> Option<Cause> {
+    /// Whether a group must be decided: not while one of its rollouts lacks a score.
+    pub(super) fn cause_to_decide(&self, number: usize) -> Option<Cause> {
+        let lacks = |rollout: &Rollout| rollout.group == number && rollout.unscored_at.is_some();
+        if self.rollouts.values().any(lacks) { None } else { self.filled(number) }
+    }
+
+    /// Whether a group takes no more rollouts.
+    pub(super) fn filled(&self, number: usize) -> Option<Cause> {
         let group = &self.groups[&number];
         let arrived = self.arrived(number);
         let posts = arrived + self.count(number, Verdict::Dropped);
@@ -242,6 +258,9 @@ impl Reference {
         group.deadline_at = None;
         group.purge_at = Some(now + group.rules.dropped_s);
         let policy = group.policy;
+        for rollout in self.rollouts.values_mut().filter(|rollout| rollout.group == number) {
+            rollout.unscored_at = None;
+        }
         self.count_dropped(policy, rule);
     }
 
@@ -253,7 +272,10 @@ impl Reference {
     pub(super) fn close(&mut self, policy: PolicyNumber, name: GroupName) -> Outcome {
         let number = self.group_named(policy, name).ok_or(Refused::Unknown)?;
         match self.groups[&number].state {
-            GroupState::Open => self.decide(number, Cause::TimedOut),
+            GroupState::Open => {
+                self.drop_unscored_of(number, i64::MAX);
+                self.decide(number, Cause::TimedOut);
+            }
             state => return Err(Refused::GroupDecided(state)),
         }
         Ok(Answer::Group(self.group_view(number)))
@@ -272,11 +294,16 @@ impl Reference {
     }
 }
 
-/// The filters in order, then the built-in rule about rewards.
-fn judge(rules: &Rules, body: &Body) -> (Verdict, Option<&'static str>) {
+/// The filters in order, then the built-in rule about rewards. A rollout that waits for scores is kept until then, unless
+/// a filter drops it whatever they will be; one that was aborted without a reward does not wait.
+pub(super) fn judge(rules: &Rules, body: &Body, judged: Option<u8>) -> (Verdict, Option<&'static str>) {
+    let waits = rules.scored_s.is_some() && judged.is_none();
     match body.status {
         Status::Aborted if rules.filters => (Verdict::Dropped, Some(DROPS_ABORTED)),
+        Status::Aborted if waits && body.reward.is_none() => (Verdict::Dropped, Some("no-reward")),
+        _ if waits => (Verdict::Kept, None),
         Status::Truncated if rules.filters => (Verdict::Masked, Some(MASKS_TRUNCATED)),
+        _ if rules.filters && judged == Some(0) => (Verdict::Dropped, Some(DROPS_POOR)),
         _ if body.reward.is_none() => (Verdict::Dropped, Some("no-reward")),
         _ => (Verdict::Kept, None),
     }

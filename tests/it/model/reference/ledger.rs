@@ -71,6 +71,7 @@ impl Reference {
         match rollout.verdict {
             Verdict::Dropped => RolloutState::Dropped,
             Verdict::Late => RolloutState::Late,
+            Verdict::Kept if rollout.unscored_at.is_some() => RolloutState::Scoring,
             Verdict::Kept | Verdict::Masked => self.group_state(rollout.group),
         }
     }
@@ -138,6 +139,7 @@ impl Reference {
             kept: self.count(number, Verdict::Kept),
             masked: self.count(number, Verdict::Masked),
             dropped: self.count(number, Verdict::Dropped),
+            scoring: self.members(number, &VOTING).filter(|rollout| rollout.unscored_at.is_some()).count() as u32,
             late: self.count(number, Verdict::Late),
             batch: group.batch.filter(|batch| self.batches.contains_key(batch)),
             opened_at: group.opened_at,

@@ -5,7 +5,7 @@
 //! and `docs/semantics.md` up to staleness. Where the contract leaves a choice, a comment that starts with "Not
 //! specified:" says what was chosen.
 //!
-//! There is one file per stage: [`ingest`], [`batches`], [`lineage`], [`retention`], [`sessions`] and [`ending`];
+//! There is one file per stage: [`ingest`], [`batches`], [`lineage`], [`retention`], [`scores`], [`sessions`] and [`ending`];
 //! [`shares`] belongs to batches; [`ledger`] returns what can be observed. Only [`assembling`] is code of the service: the oracle of its tests.
 
 mod assembling;
@@ -16,6 +16,7 @@ mod ledger;
 mod lineage;
 mod retention;
 mod room;
+mod scores;
 mod sessions;
 mod shares;
 
@@ -105,6 +106,11 @@ pub(crate) struct Rollout {
     trained_versions: Option<(i64, i64)>,
     advantage: Option<f64>,
     received_at: i64,
+    /// When it is dropped, while it lacks scores.
+    pub(crate) unscored_at: Option<i64>,
+    /// The scores that count, and those that came too late.
+    pub(crate) scores: [Option<u8>; 2],
+    scores_after: [Option<u8>; 2],
 }
 
 #[derive(Clone, Debug)]
@@ -215,6 +221,7 @@ impl Reference {
     pub(crate) fn apply(&mut self, call: &Call) -> Answer {
         let outcome = match call {
             Call::Post(bundle) => self.post(bundle),
+            Call::Score(scores) => self.score(scores),
             Call::Close { policy, group } => self.close(*policy, *group),
             Call::Discard { policy, group } => self.discard(*policy, *group),
             Call::Claim { policy, consumer, request, partial, epoch } => {
@@ -289,7 +296,7 @@ impl Reference {
     }
 
     /// Kept and masked rollouts of a group.
-    fn arrived(&self, group: usize) -> u32 {
+    pub(crate) fn arrived(&self, group: usize) -> u32 {
         self.count(group, Verdict::Kept) + self.count(group, Verdict::Masked)
     }
 

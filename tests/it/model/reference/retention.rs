@@ -11,6 +11,7 @@ impl Reference {
             self.expire_leases(policy);
         }
         self.expire_sessions();
+        self.drop_unscored();
         self.decide_overdue();
         for policy in 0..self.policies.len() {
             self.give_back_expired(policy);
@@ -31,6 +32,9 @@ impl Reference {
         }
         if self.groups.values().any(|group| at_hand(group.deadline_at)) {
             due.push("overdue");
+        }
+        if self.rollouts.values().any(|rollout| at_hand(rollout.unscored_at)) {
+            due.push("unscored");
         }
         if self.groups.values().any(|group| at_hand(group.purge_at)) {
             due.push("purge");

@@ -67,7 +67,8 @@ impl Reference {
         for (number, group) in self.groups.iter().filter(|(_, group)| group.policy == policy && group.run == run) {
             if group.state == GroupState::Open {
                 let arrived = self.rollouts.values().filter(|one| one.group == *number && takes_place(one.verdict));
-                begun.insert(group.name, Begun { missing: group.size as usize - arrived.count(), reserved: 0 });
+                let missing = if self.filled(*number).is_some() { 0 } else { group.size as usize - arrived.count() };
+                begun.insert(group.name, Begun { missing, reserved: 0 });
             }
         }
         for (name, size) in self.reserved_groups(policy) {

@@ -242,6 +242,12 @@ impl Reference {
         let size = size.or(opening.group_size).unwrap_or(rules.size);
         // A group that has begun is always completed.
         let has_begun = is_open || !live.is_empty();
+        // All of its places are taken while some of its rollouts wait for scores.
+        let number = self.group_named(policy, group(opening));
+        if is_open && number.is_some_and(|number| self.filled(number).is_some()) {
+            self.give_back_expired(policy);
+            return Err(Refused::NoRoom);
+        }
         if has_begun && (live.len() as u64) < u64::from(size) * POSTS_PER_PLACE {
             return Ok(size);
         }

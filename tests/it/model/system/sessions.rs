@@ -197,6 +197,7 @@ impl System {
             verdict: receipt.verdict,
             reason: receipt.reason.clone(),
             duplicate: receipt.duplicate,
+            scoring: receipt.scoring.len(),
             group: self.names.group_name(&receipt.group_id),
             state: receipt.group.state,
             arrived: receipt.group.arrived,

@@ -13,10 +13,12 @@ use crate::{
     ids::Version,
     ingest::{self, decide::GroupFill},
     looking::dry_run::{PastGroup, PastRollout},
+    reasons,
     rules::{
         Rules,
         filter::{Evaluation, facts::RolloutFacts},
     },
+    scores,
     states::{GroupState, Verdict},
 };
 
@@ -88,6 +90,7 @@ struct Known<'a> {
     status: Status,
     environment: Option<&'a str>,
     reward_components: &'a BTreeMap<String, f64>,
+    scores: BTreeMap<String, f64>,
     temperature: f64,
     metadata: Option<&'a RawValue>,
     response_tokens: u64,
@@ -106,8 +109,14 @@ impl Judge {
         self.draft.rules.filters().depend_on_versions()
     }
 
-    pub fn names_metadata(&self) -> bool {
-        [&self.draft, &self.now].iter().any(|side| side.rules.filters().rollout_filters_name(&["metadata"]))
+    /// Whether a filter reads scores, of rollouts or as components of groups.
+    pub fn reads_scores(&self) -> bool {
+        self.names("scores") || [&self.draft, &self.now].iter().any(|side| side.reads_components)
+    }
+
+    /// Whether a filter of rollouts names this variable.
+    pub fn names(&self, variable: &str) -> bool {
+        [&self.draft, &self.now].iter().any(|side| side.rules.filters().rollout_filters_name(&[variable]))
     }
 
     /// The rollouts of a group whose payloads are needed.
@@ -209,7 +218,11 @@ impl Judge {
             }));
             return Ok((rollout.verdict, rollout.reason.clone()));
         }
-        let known = if side.needs_payload { payloads.of(rollout)? } else { Known::of_row(rollout) };
+        if rollout.reason.as_deref() == Some(reasons::UNSCORED) {
+            // No filter decided about it.
+            return Ok((rollout.verdict, rollout.reason.clone()));
+        }
+        let known = if side.needs_payload { payloads.of(group, rollout)? } else { Known::of_row(rollout) };
         let facts = self.facts(rollout, &known);
         let filters = side.rules.filters();
         let Evaluation { matched, failed, .. } = filters.evaluate_rollout(&facts);
@@ -223,12 +236,13 @@ impl Judge {
         Ok(ingest::decide::verdict(matched, rollout.reward))
     }
 
-    fn facts<'a>(&self, rollout: &'a PastRollout, known: &Known<'a>) -> RolloutFacts<'a> {
+    fn facts<'a>(&self, rollout: &'a PastRollout, known: &'a Known<'_>) -> RolloutFacts<'a> {
         let current = self.version_at_arrival(rollout);
         RolloutFacts {
             status: known.status.as_str(),
             reward: rollout.reward,
             reward_components: known.reward_components,
+            scores: &known.scores,
             environment: known.environment,
             policy_version: rollout.policy_version.0,
             version_current: current.0,
@@ -292,6 +306,7 @@ impl Known<'_> {
             status: rollout.status,
             environment: None,
             reward_components: &NO_COMPONENTS,
+            scores: BTreeMap::new(),
             temperature: 1.0,
             metadata: None,
             response_tokens: rollout.response_tokens,
@@ -306,6 +321,7 @@ impl<'a> From<&'a Described> for Known<'a> {
             status: described.status,
             environment: described.environment.as_deref(),
             reward_components: &described.reward_components,
+            scores: BTreeMap::new(),
             temperature: f64::from(described.sampling.temperature),
             metadata: described.metadata.as_deref(),
             response_tokens: described.response_tokens,
@@ -316,9 +332,13 @@ impl<'a> From<&'a Described> for Known<'a> {
 
 impl Payloads {
     /// What the payload of a rollout says, or why it is not known.
-    fn of(&self, rollout: &PastRollout) -> Result<Known<'_>, &'static str> {
+    fn of(&self, group: &PastGroup, rollout: &PastRollout) -> Result<Known<'_>, &'static str> {
         match self.described.get(&rollout.rollout_pk) {
-            Some(Ok(described)) => Ok(described.into()),
+            Some(Ok(described)) => {
+                let given = self.scores.get(&rollout.rollout_pk).into_iter().flatten();
+                let scores = scores::of_row(&group.rules, &described.reward_components, rollout.reward, given);
+                Ok(Known { scores, ..described.into() })
+            }
             Some(Err(_)) => Err("payload-damaged"),
             None if self.too_large.contains(&rollout.rollout_pk) => Err("payload-too-large"),
             None => Err("payload-purged"),
@@ -328,7 +348,7 @@ impl Payloads {
 
 /// A group before its first rollout.
 fn empty(group: &PastGroup) -> GroupFill {
-    GroupFill { state: GroupState::Open, size: group.size, kept: 0, masked: 0, dropped: 0 }
+    GroupFill { state: GroupState::Open, size: group.size, kept: 0, masked: 0, dropped: 0, scoring: 0 }
 }
 
 fn as_decided(group: &PastGroup) -> JudgedGroup {
@@ -352,12 +372,12 @@ fn finalize(
 ) {
     let member = |&place: &usize| {
         let (rollout, (verdict, _)) = (&group.rollouts[place], &judged.verdicts[place]);
-        let known = if side.reads_components { payloads.of(rollout)? } else { Known::of_row(rollout) };
+        let known = if side.reads_components { payloads.of(group, rollout)? } else { Known::of_row(rollout) };
         Ok(Member {
             rollout_pk: rollout.rollout_pk,
             verdict: *verdict,
             reward: rollout.reward,
-            components: side.rules.components_of(known.reward_components),
+            components: side.rules.components_of(&scores::components(known.reward_components, known.scores)),
             // No filter reads them.
             turns: Arc::default(),
             segments: rollout.segments,

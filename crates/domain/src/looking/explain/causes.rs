@@ -218,6 +218,7 @@ fn superseded(facts: &Facts, found: &mut Found) {
 fn starved(facts: &Facts, found: &mut Found) {
     backlog_full(facts, WHOLE, found);
     no_posts(facts, found);
+    scores_missing(facts, found);
     environments_lack(facts, found);
     no_room(facts, NO_ROOM, found);
     losses(facts, found, Ranking::TimeSaved);
@@ -256,6 +257,35 @@ fn no_posts(facts: &Facts, found: &mut Found) {
     ]);
     let see = format!("./trajectories?policy={}&order=newest", facts.policy);
     found.push(Cause { see: Some(see), ..cause("no-posts", WHOLE, text, numbers) });
+}
+
+/// Rollouts, and groups that have all of theirs, wait for scores.
+fn scores_missing(facts: &Facts, found: &mut Found) {
+    let Some(scoring) = &facts.scoring else { return };
+    let names: Vec<&str> = scoring.names.iter().map(String::as_str).collect();
+    let names = format!("the {} {}", if names.len() == 1 { "score" } else { "scores" }, names.join(", "));
+    let (age, rollouts) = (facts.age_us(scoring.oldest), facts.gauges.scoring_rollouts);
+    let (text, weight) = if scoring.groups > 0 {
+        let have = if scoring.groups == 1 {
+            "has all of its rollouts and waits"
+        } else {
+            "have all of their rollouts and wait"
+        };
+        let text = format!(
+            "{} {have} for {names}, the oldest rollout for {}",
+            plural(scoring.groups, "group"),
+            duration_us(age)
+        );
+        (text, WHOLE)
+    } else {
+        let wait = if rollouts == 1 { "waits" } else { "wait" };
+        let text = format!("{} {wait} for {names}, the oldest for {}", plural(rollouts, "rollout"), duration_us(age));
+        (text, ADDS)
+    };
+    let numbers =
+        Numbers::from([("groups", scoring.groups as f64), ("rollouts", rollouts as f64), ("since_s", seconds(age))]);
+    let see = listed(facts, "trajectories", "state=scoring");
+    found.push(Cause { see: Some(see), ..cause("scores-missing", weight, text, numbers) });
 }
 
 /// A batch waits for the environments that have a share in it.
@@ -428,6 +458,10 @@ fn drops(facts: &Facts, window: &Window, rule: &str, dropped: i64) -> Cause {
     if rule == reasons::NO_REWARD {
         let text = format!("{of_received} were posted without a reward and dropped");
         return Cause { see: Some(see), ..cause("no-reward", part, text, numbers) };
+    }
+    if rule == reasons::UNSCORED {
+        let text = format!("{of_received} lacked a score at their time and were dropped");
+        return Cause { see: Some(see), ..cause("unscored", part, text, numbers) };
     }
     let is_filter = facts.limits.rollout_filters.iter().any(|filter| filter == rule);
     let text = format!("{rule} drops {of_received}");

@@ -1,6 +1,6 @@
 //! The facts that an explanation is made of. All of them come from the ledger, except whether the store can write.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::{admission::refused::RefusedRoom, clock::Timestamp};
 
@@ -50,8 +50,11 @@ pub struct Facts {
     pub returned: Vec<Lease>,
     /// The newest steps that are not undone, the newest first.
     pub steps: Vec<StepFacts>,
-    /// How many rollouts each of the fullest open groups lacks, the fewest first.
+    /// How many rollouts each of the fullest open groups lacks, the fewest first. Groups that lack none wait for scores,
+    /// and are not among them.
     pub lacking: Vec<u32>,
+    /// What waits for scores, if something does.
+    pub scoring: Option<ScoringFacts>,
     /// Groups that were opened last, of all states.
     pub groups: Vec<GroupFacts>,
     /// The weights.
@@ -62,6 +65,17 @@ pub struct Facts {
     pub environments: Vec<EnvironmentFacts>,
     /// Callers that are refused room now.
     pub refused: Vec<RefusedRoom>,
+}
+
+/// Rollouts that wait for scores.
+#[derive(Clone, Debug)]
+pub struct ScoringFacts {
+    /// Open groups that have all of their rollouts, of those that were looked at.
+    pub groups: i64,
+    /// When the rollout arrived that has waited longest.
+    pub oldest: Timestamp,
+    /// The scores that those which have waited longest lack, by name.
+    pub names: BTreeSet<String>,
 }
 
 /// The groups of an environment that has rules.
@@ -169,6 +183,8 @@ pub struct Gauges {
     /// Rollouts that room is reserved for.
     pub reserved: i64,
     pub open_sessions: i64,
+    /// Rollouts that wait for scores.
+    pub scoring_rollouts: i64,
 }
 
 /// The bounds in the rules.

@@ -7,8 +7,8 @@ use proptest::prelude::*;
 use super::{
     Explanation, PolicyCondition as State, explain,
     facts::{
-        Asking, EnvironmentFacts, Event, Facts, Gauges, GroupFacts, Lease, Limits, StepFacts, VersionFacts, Window,
-        Windows,
+        Asking, EnvironmentFacts, Event, Facts, Gauges, GroupFacts, Lease, Limits, ScoringFacts, StepFacts,
+        VersionFacts, Window, Windows,
     },
 };
 use crate::{
@@ -74,6 +74,7 @@ fn fed() -> Facts {
         returned: Vec::new(),
         steps: (0..40).map(step).collect(),
         lacking: vec![1, 2, 3, 4, 5, 6, 7],
+        scoring: None,
         groups: Vec::new(),
         version: VersionFacts { current: 100, step: Some(100), acked_step: Some(100), checkpoint_step: Some(99) },
         events: Vec::new(),
@@ -89,6 +90,24 @@ fn lease(age_s: i64, failed: i64) -> Lease {
         since: ago(age_s),
         failed,
     }
+}
+
+fn scoring(groups: i64) -> ScoringFacts {
+    ScoringFacts { groups, oldest: ago(720), names: ["judge".to_owned(), "tests".to_owned()].into() }
+}
+
+#[test]
+fn groups_that_wait_for_scores_come_first() {
+    let mut facts = starved(600);
+    facts.scoring = Some(scoring(7));
+    let headline = "The trainer waits for 10 min: 10 of 16 groups are ready. 7 groups have all of their rollouts and wait for \
+                    the scores judge, tests, the oldest rollout for 12 min";
+    check(&facts, State::Starved, Some("scores-missing"), headline);
+    facts.scoring = Some(ScoringFacts { names: ["judge".to_owned()].into(), ..scoring(0) });
+    facts.gauges.scoring_rollouts = 1;
+    let found = explain(&facts);
+    let text = found.causes.iter().find(|cause| cause.code == "scores-missing").map(|cause| cause.text.as_str());
+    assert_eq!(text, Some("1 rollout waits for the score judge, the oldest for 12 min"));
 }
 
 /// The same policy with a trainer that waits.
@@ -236,7 +255,8 @@ fn a_starved_trainer_has_its_other_causes() {
     };
     let usual = with(|_| {});
     assert_eq!(usual, BTreeSet::from(["waiting-for-few"]));
-    let cases: [(&str, Change); 9] = [
+    let cases: [(&str, Change); 10] = [
+        ("scores-missing", |facts| facts.scoring = Some(scoring(0))),
         ("backlog-full", |facts| facts.gauges.live_rollouts = 4_096),
         ("groups-time-out", |facts| discards(&mut facts.windows.quarter, "incomplete", 60)),
         ("no-reward", |facts| drops(facts, "no-reward")),
@@ -514,7 +534,9 @@ fn any_facts() -> impl Strategy<Value = Facts> {
                 live_bytes: bytes,
                 reserved: 0,
                 open_sessions: 0,
+                scoring_rollouts: open,
             };
+            facts.scoring = (open > 0).then(|| scoring(open));
             facts.limits.max_rollouts = bound;
             facts.limits.staleness_max = is_bounded.then_some(bound % 8);
             (facts.is_writable, facts.restored) = (is_writable, restored);

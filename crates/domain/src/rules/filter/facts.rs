@@ -14,11 +14,13 @@ pub struct RolloutFacts<'a> {
     pub reward: Option<f64>,
     /// The parts of the reward by name, as posted.
     pub reward_components: &'a BTreeMap<String, f64>,
+    /// All scores that the rollout has.
+    pub scores: &'a BTreeMap<String, f64>,
     /// The environment's label.
     pub environment: Option<&'a str>,
     /// The oldest version of the weights that generated a trained token.
     pub policy_version: i64,
-    /// The version of the weights at arrival.
+    /// The version of the weights when the rollout is judged: at its arrival, or with its last score.
     pub version_current: i64,
     /// How many versions the rollout is behind, at least 0.
     pub staleness: i64,

@@ -45,6 +45,7 @@ fn rollout_facts<'a>(reward_components: &'a BTreeMap<String, f64>, metadata: Opt
         status: "aborted",
         reward: Some(0.75),
         reward_components,
+        scores: reward_components,
         environment: Some("swe-bench"),
         policy_version: 11,
         version_current: 13,

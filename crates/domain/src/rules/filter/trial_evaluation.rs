@@ -21,26 +21,36 @@ use super::{
 const MIXED_HINT: &str = "; int and double compare but do not mix in arithmetic: write 2.0 rather than 2";
 
 /// Evaluates every part of a checked expression on a typical record, and requires conditions where
-/// conditions belong. Returns the first fault, innermost and leftmost.
+/// conditions belong. Returns the first fault, innermost and leftmost. `place` is what the whole expression is.
 pub(super) fn evaluate(
     scope: FilterScope,
     program: &Program,
+    place: Place,
     environment: &Context<'static, 'static>,
 ) -> Result<(), String> {
     let expression = program.expression();
     let variables = TypicalValues::new(scope, &keys_of_interest(expression));
     let scope = scope_of(environment, &variables);
-    Trial { source: program.source_info() }.run(expression, Place::Condition, &scope)
+    Trial { source: program.source_info() }.run(expression, place, &scope)
 }
 
 /// The type that the place of a node requires.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Place {
+pub(super) enum Place {
     Condition,
+    Number,
     Anything,
 }
 
 impl Place {
+    fn takes(self, value: &Value) -> bool {
+        match self {
+            Self::Condition => matches!(value, Value::Bool(_)),
+            Self::Number => matches!(value, Value::Float(_) | Value::Int(_) | Value::UInt(_)),
+            Self::Anything => true,
+        }
+    }
+
     /// The place of part `index` of a node that is in this place.
     fn of_part(self, node: &IdedExpr, index: usize) -> Self {
         let Expr::Call(call) = &node.expr else {
@@ -71,9 +81,9 @@ impl Trial<'_> {
             }
         }
         match Value::resolve(node, scope) {
-            Ok(Value::Bool(_)) => Ok(()),
-            Ok(value) if place == Place::Condition => {
-                let message = format!("true or false is needed here, not {}", type_name(&value));
+            Ok(value) if !place.takes(&value) => {
+                let needed = if place == Place::Number { "a number" } else { "true or false" };
+                let message = format!("{needed} is needed here, not {}", type_name(&value));
                 Err(at(self.source, node, &message))
             }
             Err(error) if !depends_on_data(&error) => Err(at(self.source, node, &describe(&error))),

@@ -7,7 +7,7 @@
 //! numbers, and metadata can be large.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     fmt::Write as _,
     sync::OnceLock,
 };
@@ -66,7 +66,7 @@ type RolloutGetter = for<'v> fn(&'v RolloutValues<'v>) -> Option<CowVal<'v, 'v>>
 type GroupGetter = for<'v> fn(&'v GroupValues<'v>) -> Option<CowVal<'v, 'v>>;
 
 /// The variables of scope `rollout`.
-static ROLLOUT: [Variable<RolloutGetter>; 14] = [
+static ROLLOUT: [Variable<RolloutGetter>; 15] = [
     rollout("status", Type::Text, "\"completed\"", "`completed`, `truncated`, `aborted` or `failed`", |rollout| {
         Some(text(rollout.facts.status))
     }),
@@ -76,6 +76,13 @@ static ROLLOUT: [Variable<RolloutGetter>; 14] = [
     rollout("reward_components", Type::Components, "{\"component\": 0.5}", "named parts of the reward", |rollout| {
         Some(CowVal::Borrowed(rollout.reward_components()))
     }),
+    rollout(
+        "scores",
+        Type::Components,
+        "{\"component\": 0.5}",
+        "scores of all scorers, with both of the above",
+        |rollout| Some(CowVal::Borrowed(rollout.scores())),
+    ),
     rollout("environment", Type::Label, "\"environment\"", "the label of the environment", |rollout| {
         Some(or_null(rollout.facts.environment.map(text)))
     }),
@@ -87,7 +94,7 @@ static ROLLOUT: [Variable<RolloutGetter>; 14] = [
         |rollout| Some(int(rollout.facts.policy_version)),
     )
     .of_version(),
-    rollout("version_current", Type::Int, "4", "the version of the weights at arrival", |rollout| {
+    rollout("version_current", Type::Int, "4", "the version of the weights when the rollout is judged", |rollout| {
         Some(int(rollout.facts.version_current))
     })
     .of_version(),
@@ -306,17 +313,21 @@ impl VariableResolver for TypicalValues {
 pub(super) struct RolloutValues<'a> {
     facts: &'a RolloutFacts<'a>,
     reward_components: OnceLock<Box<dyn Val>>,
+    scores: OnceLock<Box<dyn Val>>,
     metadata: OnceLock<Option<Box<dyn Val>>>,
 }
 
 impl<'a> RolloutValues<'a> {
     pub(super) fn new(facts: &'a RolloutFacts<'a>) -> Self {
-        Self { facts, reward_components: OnceLock::new(), metadata: OnceLock::new() }
+        Self { facts, reward_components: OnceLock::new(), scores: OnceLock::new(), metadata: OnceLock::new() }
     }
 
     fn reward_components(&self) -> &dyn Val {
-        let convert = || boxed(self.facts.reward_components.clone().into_iter().collect::<HashMap<_, _>>());
-        self.reward_components.get_or_init(convert).as_ref()
+        self.reward_components.get_or_init(|| by_name(self.facts.reward_components)).as_ref()
+    }
+
+    fn scores(&self) -> &dyn Val {
+        self.scores.get_or_init(|| by_name(self.facts.scores)).as_ref()
     }
 
     /// Metadata that is nested too deeply to convert has no value.
@@ -420,6 +431,10 @@ fn text(value: &str) -> CowVal<'_, '_> {
 
 fn or_null<'b>(value: Option<CowVal<'b, 'b>>) -> CowVal<'b, 'b> {
     value.unwrap_or_else(|| CowVal::owned(CelNull))
+}
+
+fn by_name(numbers: &BTreeMap<String, f64>) -> Box<dyn Val> {
+    boxed(numbers.clone().into_iter().collect::<HashMap<_, _>>())
 }
 
 fn boxed(value: impl Into<Value>) -> Box<dyn Val> {

@@ -18,7 +18,7 @@ use forebay_domain::{
 use super::{super::policy, StoredBacklog};
 use crate::{
     error::StoreError,
-    ops::claim::turns,
+    ops::{claim::turns, places_left},
     sql::{Statement, Tx, args},
 };
 
@@ -172,13 +172,14 @@ type Begun = BTreeMap<Vec<u8>, BegunGroup>;
 async fn open_groups(tx: &mut Tx<'_>, policy: &Policy) -> Result<Begun, StoreError> {
     const SELECT_MISSING: Statement = Statement::new(
         "-- select_missing
-        SELECT group_key, COALESCE(environment, '') AS environment, size - kept - masked AS missing
+        SELECT group_key, COALESCE(environment, '') AS environment, rules_pk, state, size, kept, masked, dropped, scoring
         FROM rollout_group
         WHERE policy_pk = $1 AND run = $2 AND state = 'open'",
     );
     let mut begun = Begun::new();
     for mut row in tx.fetch_all(SELECT_MISSING, args![policy.policy_pk, policy.run]).await? {
-        let group = BegunGroup { environment: row.get("environment")?, missing: row.get("missing")?, reserved: 0 };
+        let missing = u64::from(places_left(tx, &mut row).await?);
+        let group = BegunGroup { environment: row.get("environment")?, missing, reserved: 0 };
         begun.insert(row.get("group_key")?, group);
     }
     Ok(begun)

@@ -73,8 +73,14 @@ impl Ready {
 
 /// The numbers of ready groups for the tallies. The batch that they become part of is leased at once.
 pub(super) fn counted<'g>(groups: impl Iterator<Item = &'g Ready>) -> CountedGroups {
-    let none =
-        CountedGroups { state: GroupState::Ready, batch: Some(BatchState::Leased), groups: 0, rollouts: 0, bytes: 0 };
+    let none = CountedGroups {
+        state: GroupState::Ready,
+        batch: Some(BatchState::Leased),
+        groups: 0,
+        rollouts: 0,
+        scoring: 0,
+        bytes: 0,
+    };
     groups.fold(none, |sum, group| CountedGroups {
         groups: sum.groups + 1,
         rollouts: sum.rollouts + group.rollouts as i64,

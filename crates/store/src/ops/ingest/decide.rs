@@ -244,7 +244,8 @@ impl<'b> Decider<'b> {
         let room = draft.rooms.of(incoming);
         self.take_group(draft, incoming, tallies)?;
         let group = draft.groups.get_mut(&group_key).expect("the group was just taken");
-        if new.only_open && !group.locked.fill.state.is_open() {
+        let fill = &group.locked.fill;
+        if new.only_open && (!fill.state.is_open() || fill.filled(group.locked.rules.group.on_drop).is_some()) {
             return Err(Refusal::GroupDecided(group.locked.fill.state));
         }
         let size = group.locked.fill.size;
@@ -258,7 +259,12 @@ impl<'b> Decider<'b> {
         let rollout_pk = RolloutPk(self.snapshot.rollout_pks.next().expect("there is a key for every newcomer"));
         let row = Arrived::new(rollout_pk, incoming, &group.locked, &decision);
         group.add(new, rollout_pk, &decision, row.live_bytes());
-        let is_judged = group.locked.rules.judges(decision.verdict, decision.reason.as_deref());
+        if !decision.scoring.is_empty() {
+            let due = self.now.plus_seconds(group.locked.rules.scores.timeout_s);
+            group.scored_until = group.scored_until.max(Some(due));
+        }
+        let is_judged =
+            decision.scoring.is_empty() && group.locked.rules.judges(decision.verdict, decision.reason.as_deref());
         tally_arrival(&mut draft.tallies, policy.policy_pk, new, &decision, (row.live_bytes(), is_judged), self.now);
         draft.arrived.push(row);
         let mut decided = None;
@@ -314,6 +320,11 @@ impl<'b> Decider<'b> {
         let key = self.group_key(incoming);
         let now = draft.groups.get(&key).or_else(|| self.snapshot.groups.get(&key));
         let now = now.filter(|group| group.locked.group_pk == stored.group_pk);
+        let mut decision = stored.decision.clone();
+        if now.is_some_and(|group| group.locked.fill.scoring == 0) {
+            // It got its scores since it was read, before its group was locked.
+            decision.scoring.clear();
+        }
         Ok(Ingested {
             policy: new.policy.clone(),
             rollout_id: new.rollout_id.clone(),
@@ -321,7 +332,7 @@ impl<'b> Decider<'b> {
             execution_id: stored.execution_id.clone(),
             warnings: decide::warnings(new, &stored.decision, self.snapshot.policies[&new.policy].version),
             assembly: new.form(stored.decision.retries).assembly,
-            decision: stored.decision.clone(),
+            decision,
             duplicate: true,
             fill: now.map_or(stored.fill, |group| group.locked.fill),
             decided: None,
@@ -376,12 +387,13 @@ impl GroupWork {
         let facts = &new.form(decision.retries).facts;
         self.changed = true;
         self.locked.fill.count(decision.verdict);
+        self.locked.fill.scoring += u32::from(!decision.scoring.is_empty());
         self.locked.payload_bytes += live_bytes;
         match decision.verdict {
             Verdict::Kept | Verdict::Masked => self.members.push(Member {
                 rollout_pk,
                 verdict: decision.verdict,
-                reward: facts.reward,
+                reward: decision.reward,
                 components: self.locked.rules.components_of(&facts.reward_components),
                 turns: if self.locked.rules.compare_turns() { Arc::clone(&facts.turns) } else { Arc::default() },
                 segments: facts.segments,
@@ -409,7 +421,7 @@ fn open_group(policy: &Policy, first: &NewRollout, group_pk: GroupPk, now: Times
         run: policy.run,
         group_id: first.group().as_str().to_owned(),
         rules: Arc::clone(rules),
-        fill: GroupFill { state: GroupState::Open, size, kept: 0, masked: 0, dropped: 0 },
+        fill: GroupFill { state: GroupState::Open, size, kept: 0, masked: 0, dropped: 0, scoring: 0 },
         reason: None,
         min_size: rules.min_size(size),
         environment: first.form(rules.sessions.retries).facts.environment.clone(),
@@ -440,10 +452,11 @@ fn tally_arrival(
     now: Timestamp,
 ) {
     let facts = &new.form(decision.retries).facts;
-    tallies.received(policy, facts.tokens, facts.reward.filter(|_| is_judged), now);
+    tallies.received(policy, facts.tokens, decision.reward.filter(|_| is_judged), now);
     tallies.add(policy, Tally::LiveBytes, live_bytes);
     tallies.add(policy, Tally::AssumedVersion, i64::from(decision.versions.assumed));
     match decision.verdict {
+        Verdict::Kept if !decision.scoring.is_empty() => tallies.rollouts(policy, RolloutState::Scoring, 1),
         Verdict::Kept => tallies.rollouts(policy, RolloutState::Open, 1),
         Verdict::Masked => {
             tallies.rollouts(policy, RolloutState::Open, 1);

@@ -1,6 +1,7 @@
 //! What the steps of ingest hand to each other: bundles with their keys, stored rollouts, and groups with their changes.
 
 use forebay_domain::{
+    clock::Timestamp,
     finalize::{GroupDecision, Member},
     ids::{ExecutionId, GroupId, GroupPk, IdKey, PolicyPk},
     ingest::{
@@ -65,12 +66,22 @@ pub(super) struct GroupWork {
     /// The number of rollouts that arrived after its decision.
     pub(super) late: i64,
     pub(super) changed: bool,
+    /// The latest time at which a rollout of this transaction must have its scores. The group is not decided before.
+    pub(super) scored_until: Option<Timestamp>,
     /// The decision of this transaction, if it made one.
     pub(super) decision: Option<GroupDecision>,
 }
 
 impl GroupWork {
     pub(super) fn stored(locked: LockedGroup) -> Self {
-        Self { locked, opened_under: None, members: Vec::new(), late: 0, changed: false, decision: None }
+        Self {
+            locked,
+            opened_under: None,
+            members: Vec::new(),
+            late: 0,
+            changed: false,
+            scored_until: None,
+            decision: None,
+        }
     }
 }

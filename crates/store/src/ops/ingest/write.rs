@@ -1,6 +1,6 @@
 //! Writes the results of the bundles of one transaction, with few statements for any number of bundles.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, sync::Arc};
 
 use bytes::Bytes;
 use forebay_domain::{
@@ -13,6 +13,8 @@ use forebay_domain::{
         decide::RolloutDecision,
         new_rollout::{Form, NewRollout},
     },
+    rules::Rules,
+    scores::{BesideRow, PRODUCER, REWARD},
     states::GroupState,
 };
 use serde::Serialize;
@@ -25,7 +27,7 @@ use crate::{
     error::StoreError,
     ops::{
         group::{self, LockedGroup},
-        session,
+        scores, session,
     },
     segment_files::Place,
     sql::{Arg, InsertRows, Statement, Tx, args, key_list},
@@ -44,6 +46,10 @@ pub(super) async fn write(tx: &mut Tx<'_>, changes: Changes<'_>, now: Timestamp)
     INSERT_ROLLOUTS.run(tx, rows).await?;
     let rows = arrived.iter().filter_map(|row| row.payload_args(tx)).collect();
     INSERT_PAYLOADS.run(tx, rows).await?;
+    let rows = arrived.iter().filter_map(|row| row.scoring_args(now)).collect();
+    scores::INSERT_SCORING.run(tx, rows).await?;
+    let rows = arrived.iter().filter_map(|row| row.score_args(now)).collect();
+    scores::INSERT_SCORES.run(tx, rows).await?;
     // The advantages that are left belong to rollouts that were stored before.
     let mut advantages: Vec<MemberAdvantage> = advantages.into_values().collect();
     advantages.sort_unstable_by_key(|advantage| advantage.rollout_pk);
@@ -76,6 +82,8 @@ pub(super) struct Arrived<'b> {
     keeps_payload: bool,
     /// Whether the decision of its group reads its turns.
     compares_turns: bool,
+    /// The rules of its group, if they use scores.
+    scored_by: Option<Arc<Rules>>,
 }
 
 impl<'b> Arrived<'b> {
@@ -97,6 +105,7 @@ impl<'b> Arrived<'b> {
             group_pk: *group_pk,
             keeps_payload: delivered || rules.retention.dropped_s > 0,
             compares_turns: delivered && rules.compare_turns(),
+            scored_by: rules.use_scores().then(|| Arc::clone(rules)),
         }
     }
 
@@ -117,7 +126,7 @@ impl<'b> Arrived<'b> {
             rollout_id: new.rollout_id.as_str(),
             group_id: new.group_id.as_ref().map_or(new.rollout_id.as_str(), |group| group.as_str()),
             verdict: decision.verdict,
-            reward: facts.reward,
+            reward: decision.reward,
             policy_version: decision.versions.version,
             trained_spans: decision.trained_spans.as_deref(),
             payload: &payload.digest,
@@ -134,7 +143,7 @@ impl<'b> Arrived<'b> {
             decision.verdict,
             decision.reason.as_deref(),
             Some(decision.failed_filters.join(",")).filter(|names| !names.is_empty()),
-            facts.reward,
+            decision.reward,
             advantage.map(|advantage| advantage.of_rollout),
             new.content.as_bytes(),
             decision.versions.version,
@@ -158,6 +167,27 @@ impl<'b> Arrived<'b> {
             self.compares_turns.then(|| credit::pack(&facts.turns)).as_deref(),
             group::packed_turns(advantage).as_deref(),
         ]
+    }
+
+    /// What it waits for, if it lacks scores.
+    fn scoring_args(&self, now: Timestamp) -> Option<Vec<Arg>> {
+        let rules = self.scored_by.as_ref().filter(|_| !self.decision.scoring.is_empty())?;
+        let beside = BesideRow::of(rules, &self.form().facts);
+        Some(args![
+            self.rollout_pk,
+            self.group_pk,
+            self.policy_pk,
+            to_json(&self.decision.scoring),
+            beside.as_ref().map(to_json),
+            now,
+            now.plus_seconds(rules.scores.timeout_s),
+        ])
+    }
+
+    /// The reward that the producer sent, because the row has the one that is made of scores.
+    fn score_args(&self, now: Timestamp) -> Option<Vec<Arg>> {
+        let reward = self.form().facts.reward.filter(|_| self.scored_by.is_some())?;
+        Some(args![self.rollout_pk, REWARD, PRODUCER, true, reward, None::<String>, now])
     }
 
     fn payload_args(&self, tx: &mut Tx<'_>) -> Option<Vec<Arg>> {
@@ -196,7 +226,7 @@ async fn insert_groups(
         "insert_groups",
         "rollout_group",
         "group_pk, policy_pk, run, group_key, group_id, rules_pk, environment, state, reason, failed_filters,
-            size, min_size, kept, masked, dropped, late, payload_bytes, opened_us, deadline_us, decided_us,
+            size, min_size, kept, masked, dropped, scoring, late, payload_bytes, opened_us, deadline_us, decided_us,
             purge_us, ready_seq, seal, failed_deliveries, delivered, samples, trained_samples, tokens,
             trained_tokens, reward_sum, reward_count, reward_min, reward_max, version_min, version_max",
     );
@@ -224,10 +254,14 @@ async fn insert_groups(
             fill.kept,
             fill.masked,
             fill.dropped,
+            fill.scoring,
             group.late,
             group.locked.payload_bytes,
             group.locked.opened_at,
-            is_open.then(|| group.locked.opened_at.plus_seconds(rules.group.timeout_s)),
+            is_open.then(|| {
+                let deadline = group.locked.opened_at.plus_seconds(rules.group.timeout_s);
+                group.scored_until.map_or(deadline, |scored| scored.max(deadline))
+            }),
             (!is_open).then_some(now),
             (fill.state == GroupState::Discarded).then(|| group.locked.purge_at(now)),
             ready_seqs.get(*key).copied(),
@@ -247,13 +281,15 @@ async fn write_counts(tx: &mut Tx<'_>, stored: &[(&Keyed, &GroupWork)]) -> Resul
         sqlite: "-- write_counts
             UPDATE rollout_group
             SET kept = v.value ->> 1, masked = v.value ->> 2, dropped = v.value ->> 3, late = late + (v.value ->> 4),
-                payload_bytes = v.value ->> 5
+                payload_bytes = v.value ->> 5, scoring = v.value ->> 6,
+                deadline_us = CASE WHEN deadline_us < v.value ->> 7 THEN v.value ->> 7 ELSE deadline_us END
             FROM json_each($1) AS v
             WHERE rollout_group.group_pk = v.value ->> 0",
         postgres: "-- write_counts
             UPDATE rollout_group
             SET kept = (v ->> 1)::bigint, masked = (v ->> 2)::bigint, dropped = (v ->> 3)::bigint,
-                late = late + (v ->> 4)::bigint, payload_bytes = (v ->> 5)::bigint
+                late = late + (v ->> 4)::bigint, payload_bytes = (v ->> 5)::bigint, scoring = (v ->> 6)::bigint,
+                deadline_us = CASE WHEN deadline_us < (v ->> 7)::bigint THEN (v ->> 7)::bigint ELSE deadline_us END
             FROM json_array_elements($1::json) AS v
             -- The list of keys shows the planner how few rows these are.
             WHERE rollout_group.group_pk = ANY ($2::bigint[]) AND rollout_group.group_pk = (v ->> 0)::bigint",
@@ -263,7 +299,9 @@ async fn write_counts(tx: &mut Tx<'_>, stored: &[(&Keyed, &GroupWork)]) -> Resul
     }
     let row = |(_, group): &(&Keyed, &GroupWork)| {
         let LockedGroup { group_pk, fill, payload_bytes, .. } = &group.locked;
-        (group_pk.0, fill.kept, fill.masked, fill.dropped, group.late, *payload_bytes)
+        // A decided group has no deadline, and nothing is later than none.
+        let scored_until = group.scored_until.map_or(0, Timestamp::as_micros);
+        (group_pk.0, fill.kept, fill.masked, fill.dropped, group.late, *payload_bytes, fill.scoring, scored_until)
     };
     let rows: Vec<_> = stored.iter().map(row).collect();
     let rows = serde_json::to_string(&rows).expect("tuples of numbers always serialize");

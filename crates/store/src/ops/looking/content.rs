@@ -1,4 +1,6 @@
 //! One rollout with what is needed to look into its payload.
+use std::collections::HashMap;
+
 use async_trait::async_trait;
 use forebay_domain::{
     clock::Timestamp,
@@ -15,6 +17,7 @@ use crate::{
     ops::{
         batch::{self, select_batch},
         samples::{read_members, select_members},
+        scores,
     },
     sql::{Statement, Tx, args},
 };
@@ -43,7 +46,10 @@ impl Op for FindContent {
         let is_carried = story.group.state == GroupState::Batched && story.verdict.takes_place();
         let batch = if is_carried { carrier(tx, story.rollout_pk).await? } else { None };
         let has_payload = !is_purged && has_payload(tx, story.rollout_pk).await?;
-        Ok(Some(StoredContent { story, member, batch, has_payload }))
+        let judged = story.scoring.is_empty();
+        let scores = if judged { scores::applied(tx, [story.rollout_pk]).await? } else { HashMap::new() };
+        let scores = scores.into_values().next().unwrap_or_default();
+        Ok(Some(StoredContent { story, member, batch, has_payload, scores }))
     }
 }
 

@@ -102,14 +102,31 @@ const CONTRADICTIONS: &[(&str, Statement)] = &[
             "-- find_miscounted_groups
             SELECT g.group_id AS name
             FROM rollout_group AS g
-            WHERE (g.kept, g.masked, g.dropped, g.late) <> (
+            WHERE (g.kept, g.masked, g.dropped, g.late, g.scoring) <> (
                 SELECT
                     COALESCE(SUM(CASE WHEN r.verdict = 'kept' THEN 1 ELSE 0 END), 0),
                     COALESCE(SUM(CASE WHEN r.verdict = 'masked' THEN 1 ELSE 0 END), 0),
                     COALESCE(SUM(CASE WHEN r.verdict = 'dropped' THEN 1 ELSE 0 END), 0),
-                    COALESCE(SUM(CASE WHEN r.verdict = 'late' THEN 1 ELSE 0 END), 0)
+                    COALESCE(SUM(CASE WHEN r.verdict = 'late' THEN 1 ELSE 0 END), 0),
+                    (SELECT COUNT(*) FROM scoring AS w WHERE w.group_pk = g.group_pk)
                 FROM rollout AS r
                 WHERE r.group_pk = g.group_pk
+            )
+            LIMIT $1",
+        ),
+    ),
+    (
+        "rollouts that lack scores and are not in an open group",
+        Statement::new(
+            "-- find_orphaned_scoring
+            SELECT CAST(w.rollout_pk AS TEXT) AS name
+            FROM scoring AS w
+            WHERE NOT EXISTS (
+                SELECT 1
+                FROM rollout AS r
+                JOIN rollout_group AS g ON g.group_pk = r.group_pk
+                WHERE r.rollout_pk = w.rollout_pk AND r.group_pk = w.group_pk AND r.policy_pk = w.policy_pk
+                    AND r.verdict = 'kept' AND g.state = 'open' AND g.deadline_us >= w.due_us
             )
             LIMIT $1",
         ),
@@ -296,23 +313,27 @@ async fn recount(tx: &mut Tx<'_>) -> Result<(Counts, Option<Contradiction>), Sto
     // Only `rollout_state` derives the state of a rollout, so these two statements select its arguments.
     const COUNT_ROLLOUTS: Statement = Statement::new(
         "-- count_rollouts
-        SELECT p.name AS policy, r.verdict, g.state AS group_state, b.state AS batch_state, COUNT(*) AS value
+        SELECT p.name AS policy, r.verdict, g.state AS group_state, b.state AS batch_state,
+            CAST(CASE WHEN w.rollout_pk IS NULL THEN 0 ELSE 1 END AS BIGINT) AS lacks_scores, COUNT(*) AS value
         FROM rollout AS r
         JOIN policy AS p ON p.policy_pk = r.policy_pk
         JOIN rollout_group AS g ON g.group_pk = r.group_pk
         LEFT JOIN batch AS b ON b.batch_pk = g.batch_pk
-        GROUP BY 1, 2, 3, 4",
+        LEFT JOIN scoring AS w ON w.rollout_pk = r.rollout_pk
+        GROUP BY 1, 2, 3, 4, 5",
     );
     const SUM_BYTES: Statement = Statement::new(
         "-- sum_bytes
         SELECT p.name AS policy, r.verdict, g.state AS group_state, b.state AS batch_state,
+            CAST(CASE WHEN w.rollout_pk IS NULL THEN 0 ELSE 1 END AS BIGINT) AS lacks_scores,
             CAST(SUM(COALESCE(y.length, LENGTH(y.body))) AS BIGINT) AS value
         FROM payload AS y
         JOIN rollout AS r ON r.rollout_pk = y.rollout_pk
         JOIN policy AS p ON p.policy_pk = r.policy_pk
         JOIN rollout_group AS g ON g.group_pk = r.group_pk
         LEFT JOIN batch AS b ON b.batch_pk = g.batch_pk
-        GROUP BY 1, 2, 3, 4",
+        LEFT JOIN scoring AS w ON w.rollout_pk = r.rollout_pk
+        GROUP BY 1, 2, 3, 4, 5",
     );
     const COUNT_GROUPS: Statement = Statement::new(
         "-- count_groups
@@ -384,8 +405,10 @@ type Counts = BTreeMap<PolicyName, BTreeMap<Tally, i64>>;
 fn read_state(row: &mut Row) -> Result<(String, Option<RolloutState>), StoreError> {
     let (verdict, group): (Verdict, GroupState) = (row.get("verdict")?, row.get("group_state")?);
     let batch: Option<BatchState> = row.get("batch_state")?;
-    let combination = format!("{verdict} in {group} of {}", batch.map_or("no batch", BatchState::as_str));
-    Ok((combination, rollout_state(verdict, group, batch)))
+    let lacks_scores: bool = row.get("lacks_scores")?;
+    let lacks = if lacks_scores { " without its scores" } else { "" };
+    let combination = format!("{verdict}{lacks} in {group} of {}", batch.map_or("no batch", BatchState::as_str));
+    Ok((combination, rollout_state(verdict, lacks_scores, group, batch)))
 }
 
 fn count(counts: &mut Counts, row: &mut Row, tally: Tally) -> Result<(), StoreError> {

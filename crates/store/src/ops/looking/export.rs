@@ -8,14 +8,18 @@ use forebay_domain::{
     clock::Timestamp,
     ids::{GroupPk, RolloutPk, Run, Step},
     looking::export::{ExportCursor, ExportMember, ExportPage, ExportedPage},
-    states::{BatchState, GroupState, rollout_state},
+    rules::Rules,
+    states::{BatchState, GroupState, RolloutState, rollout_state},
 };
-use std::collections::HashMap;
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
 use crate::{
     error::StoreError,
     op::Op,
-    ops::samples::read_sealed,
+    ops::{samples::read_sealed, scores},
     sql::{Row, Statement, Tx, among_keys, args, key_list},
 };
 
@@ -56,6 +60,7 @@ struct ExportGroup {
     is_purged: bool,
     batch: Option<BatchState>,
     step: Option<Step>,
+    rules: Arc<Rules>,
 }
 
 #[async_trait]
@@ -93,7 +98,7 @@ async fn groups(export: &ExportPage, tx: &mut Tx<'_>) -> Result<Vec<ExportGroup>
     const SELECT_EXPORT_GROUPS: Statement = Statement::new(
         "-- select_export_groups
         SELECT g.group_pk, g.run, g.group_id, g.state, g.size, g.kept + g.masked + g.dropped + g.late AS rollouts,
-            g.purged_us, b.state AS batch_state, b.step
+            g.purged_us, g.rules_pk, b.state AS batch_state, b.step
         FROM rollout_group AS g
         LEFT JOIN batch AS b ON b.batch_pk = g.batch_pk AND g.state = 'batched'
         WHERE g.policy_pk = $1 AND g.group_pk >= $2
@@ -103,7 +108,12 @@ async fn groups(export: &ExportPage, tx: &mut Tx<'_>) -> Result<Vec<ExportGroup>
     let ExportCursor { group, after } = export.from;
     let first = if after.is_some() { group.0 } else { group.0.saturating_add(1) };
     let rows = tx.fetch_all(SELECT_EXPORT_GROUPS, args![export.policy_pk, first, GROUPS_MAX]).await?;
-    rows.into_iter().map(read_group).collect()
+    let mut groups = Vec::with_capacity(rows.len());
+    for mut row in rows {
+        let rules = tx.rules(row.get("rules_pk")?).await?;
+        groups.push(read_group(row, rules)?);
+    }
+    Ok(groups)
 }
 
 /// The rollouts of the groups. `end` is the last group that was examined, if more groups follow.
@@ -131,20 +141,30 @@ async fn page(
     let rows = if groups.is_empty() { Vec::new() } else { tx.fetch_all(SELECT_EXPORT_ROLLOUTS, values).await? };
     let is_cut = rows.len() == ROLLOUTS_MAX as usize;
     let mut next = end.map(|group| ExportCursor { group, after: None });
+    let mut waiting = HashSet::new();
+    if groups.values().any(|group| group.state.is_open()) {
+        let keys = groups.values().filter(|group| group.state.is_open()).map(|group| group.group_pk.0);
+        waiting = scores::waiting_in(tx, keys.collect()).await?;
+    }
     let mut members = Vec::with_capacity(rows.len());
     for mut row in rows {
         let group_pk: GroupPk = row.get("group_pk")?;
         let missing = || StoreError::Corrupt("a rollout of another group was read".to_owned());
-        let member = read_member(row, groups.get(&group_pk).ok_or_else(missing)?)?;
+        let member = read_member(row, groups.get(&group_pk).ok_or_else(missing)?, &waiting)?;
         if is_cut {
             next = Some(ExportCursor { group: group_pk, after: Some(member.row.rollout_pk) });
         }
         members.push(member);
     }
+    let mut given = scores::applied(tx, members.iter().map(|member| member.row.rollout_pk)).await?;
+    for member in &mut members {
+        let given = given.remove(&member.row.rollout_pk).unwrap_or_default();
+        member.scores = if member.state == RolloutState::Scoring { Vec::new() } else { given };
+    }
     Ok(ExportedPage { members, purged, next })
 }
 
-fn read_group(mut row: Row) -> Result<ExportGroup, StoreError> {
+fn read_group(mut row: Row, rules: Arc<Rules>) -> Result<ExportGroup, StoreError> {
     Ok(ExportGroup {
         group_pk: row.get("group_pk")?,
         run: row.get("run")?,
@@ -155,12 +175,14 @@ fn read_group(mut row: Row) -> Result<ExportGroup, StoreError> {
         is_purged: row.get::<Option<Timestamp>>("purged_us")?.is_some(),
         batch: row.get("batch_state")?,
         step: row.get("step")?,
+        rules,
     })
 }
 
-fn read_member(mut row: Row, group: &ExportGroup) -> Result<ExportMember, StoreError> {
+fn read_member(mut row: Row, group: &ExportGroup, waiting: &HashSet<RolloutPk>) -> Result<ExportMember, StoreError> {
     let sealed = read_sealed(&mut row, group.group_id.clone())?;
     let verdict = sealed.verdict;
+    let lacks_scores = waiting.contains(&sealed.rollout_pk);
     let contradict = || StoreError::Corrupt("a rollout's group and batch contradict each other".to_owned());
     let was_consumed = matches!(group.batch, Some(BatchState::Trained | BatchState::Checkpointed));
     Ok(ExportMember {
@@ -168,10 +190,12 @@ fn read_member(mut row: Row, group: &ExportGroup) -> Result<ExportMember, StoreE
         group_size: group.size,
         execution_id: row.get("execution")?,
         reason: row.get("reason")?,
-        state: rollout_state(verdict, group.state, group.batch).ok_or_else(contradict)?,
+        state: rollout_state(verdict, lacks_scores, group.state, group.batch).ok_or_else(contradict)?,
         step: group.step.filter(|_| verdict.takes_place() && was_consumed),
         advantage: row.get("advantage")?,
         version_assumed: row.get("version_assumed")?,
         received_at: row.get("received_us")?,
+        rules: Arc::clone(&group.rules),
+        scores: Vec::new(),
     })
 }

@@ -1,10 +1,12 @@
 //! Facts for explanations: a few statements per policy, each of which examines a bounded number of rows.
+use std::collections::BTreeSet;
+
 use async_trait::async_trait;
 use forebay_domain::{
     clock::Timestamp,
     ids::{BatchId, PolicyPk},
     looking::{
-        explain::facts::{Asking, Event, GroupFacts, Lease},
+        explain::facts::{Asking, Event, GroupFacts, Lease, ScoringFacts},
         insight::{LedgerFacts, ReadFacts},
         journal::ReadJournal,
         steps::{ReadSteps, StepRow},
@@ -16,7 +18,7 @@ use forebay_domain::{
 use crate::{
     error::StoreError,
     op::Op,
-    ops::history,
+    ops::{history, places_left, read_json},
     sql::{Statement, Tx, args},
 };
 
@@ -35,6 +37,9 @@ const GROUPS_READ: i64 = 200;
 
 /// Open groups that are read to find the fullest ones.
 const OPEN_READ: i64 = 1_000;
+
+/// The rollouts that have waited longest for scores, whose missing scores are named.
+const SCORING_MAX: i64 = 16;
 
 /// The fullest open groups that are kept.
 const FULLEST_MAX: usize = 64;
@@ -79,6 +84,7 @@ impl Op for ReadFacts {
         let oldest = tx.fetch_optional(SELECT_OLDEST_TOTALS, args![self.policy]).await?;
         let (asking, last_asked) = asking(tx, self.policy, self.now).await?;
         let returned = batches(self, tx, BatchState::Returned).await?;
+        let lacking = lacking(self, tx).await?;
         Ok(LedgerFacts {
             created: tx.fetch_one(SELECT_CREATED, args![self.policy]).await?.get("created_us")?,
             before,
@@ -89,7 +95,8 @@ impl Op for ReadFacts {
             leases: batches(self, tx, BatchState::Leased).await?,
             returned,
             steps: steps(self, tx).await?,
-            lacking: lacking(self, tx).await?,
+            lacking: lacking.iter().copied().filter(|lacks| *lacks > 0).take(FULLEST_MAX).collect(),
+            scoring: scoring(tx, self.policy, lacking.iter().filter(|lacks| **lacks == 0).count()).await?,
             groups: groups(tx, self.policy).await?,
             events: events(tx, self.policy).await?,
         })
@@ -166,20 +173,41 @@ async fn steps(read: &ReadFacts, tx: &mut Tx<'_>) -> Result<Vec<StepRow>, StoreE
     Ok(newest.run(tx).await?.steps)
 }
 
-/// How many rollouts the fullest of a bounded number of open groups lack.
+/// How many rollouts each of a bounded number of open groups lacks, the fewest first. Groups that lack none wait for scores.
 async fn lacking(read: &ReadFacts, tx: &mut Tx<'_>) -> Result<Vec<u32>, StoreError> {
     const SELECT_LACKING: Statement = Statement::new(
         "-- select_lacking
-        SELECT size - kept - masked AS lacking
+        SELECT rules_pk, state, size, kept, masked, dropped, scoring
         FROM rollout_group
         WHERE policy_pk = $1 AND run = $2 AND state = 'open'
         LIMIT $3",
     );
     let rows = tx.fetch_all(SELECT_LACKING, args![read.policy, read.run, OPEN_READ]).await?;
-    let mut lacking: Vec<u32> = rows.into_iter().map(|mut row| row.get("lacking")).collect::<Result<_, _>>()?;
+    let mut lacking = Vec::with_capacity(rows.len());
+    for mut row in rows {
+        lacking.push(places_left(tx, &mut row).await?);
+    }
     lacking.sort_unstable();
-    lacking.truncate(FULLEST_MAX);
     Ok(lacking)
+}
+
+/// What waits for scores, if something does.
+async fn scoring(tx: &mut Tx<'_>, policy: PolicyPk, groups: usize) -> Result<Option<ScoringFacts>, StoreError> {
+    const SELECT_LONGEST_SCORING: Statement = Statement::new(
+        "-- select_longest_scoring
+        SELECT missing, since_us
+        FROM scoring
+        WHERE policy_pk = $1 AND since_us <= $2
+        ORDER BY since_us
+        LIMIT $3",
+    );
+    let mut found: Option<ScoringFacts> = None;
+    for mut row in tx.fetch_all(SELECT_LONGEST_SCORING, args![policy, i64::MAX, SCORING_MAX]).await? {
+        let oldest = row.get("since_us")?;
+        let facts = found.get_or_insert(ScoringFacts { groups: groups as i64, oldest, names: BTreeSet::new() });
+        facts.names.extend(read_json::<Vec<String>>(&mut row, "missing")?.unwrap_or_default());
+    }
+    Ok(found)
 }
 
 /// The newest groups of a policy.

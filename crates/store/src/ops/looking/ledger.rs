@@ -15,7 +15,7 @@ use crate::{
     op::Op,
     ops::{
         bounded_scan::{InOrder, Scan, examine, in_order},
-        fill, names, trained_versions,
+        fill, names, read_json, trained_versions,
     },
     sql::{Row, Statement, Tx, args, key_found, key_list},
 };
@@ -31,7 +31,7 @@ macro_rules! select_story {
             FROM (
                 SELECT r.rollout_pk, p.name AS policy, r.run, r.rollout_id, r.execution, r.verdict, r.reason, r.failed_filters,
                     g.group_pk, g.group_id, g.state AS group_state, b.state AS batch_state, g.reason AS group_reason, g.size, g.kept,
-                    g.masked, g.dropped, g.environment,
+                    g.masked, g.dropped, g.scoring, g.environment, w.missing,
                     CASE WHEN r.verdict IN ('kept', 'masked') AND b.state IN ('trained', 'checkpointed') THEN b.step END AS step, r.reward, r.advantage, r.policy_version, r.version_assumed,
                     r.version_min, r.version_max, r.segments, r.tokens, r.trained_tokens, r.response_tokens, r.status, r.received_us, g.decided_us,
                     b.created_us AS batched_us, b.acked_us, g.purged_us
@@ -41,6 +41,7 @@ macro_rules! select_story {
                 $whose,
                 ".policy_pk
                 LEFT JOIN batch AS b ON b.batch_pk = g.batch_pk AND g.state = 'batched'
+                LEFT JOIN scoring AS w ON w.rollout_pk = r.rollout_pk
                 WHERE ",
                 $where,
                 "
@@ -50,7 +51,8 @@ macro_rules! select_story {
                 AND (CAST($5 AS TEXT) IS NULL OR s.reason = $5)
                 AND (
                     CAST($6 AS TEXT) IS NULL
-                    OR $6 LIKE '%[' || s.verdict || ' ' || s.group_state || ' ' || COALESCE(s.batch_state, '') || ']%'
+                    OR $6 LIKE '%[' || CASE WHEN s.missing IS NULL THEN s.verdict ELSE 'scoring' END || ' ' || s.group_state || ' '
+                        || COALESCE(s.batch_state, '') || ']%'
                 )
                 AND (CAST($7 AS BIGINT) IS NULL OR s.step = $7)
                 AND (CAST($10 AS TEXT) IS NULL OR s.group_id = $10)
@@ -163,14 +165,18 @@ async fn scan(filter: &StoryFilter, tx: &mut Tx<'_>) -> Result<Scan, StoreError>
 }
 
 /// The combinations of verdict, group state and batch state that put a rollout into a state, in the form that the
-/// statement compares: `[kept batched leased]`. The last word is missing if the group is in no batch.
+/// statement compares: `[kept batched leased]`. The last word is missing if the group is in no batch. In place of the
+/// verdict of a rollout that lacks scores stands `scoring`.
 fn state_list(state: RolloutState) -> String {
+    if state == RolloutState::Scoring {
+        return "[scoring open ]".to_owned();
+    }
     let mut list = String::new();
     for &verdict in Verdict::ALL {
         for &group in GroupState::ALL {
             let batches: &[BatchState] = if group == GroupState::Batched { BatchState::ALL } else { &[] };
             let batches = batches.iter().copied().map(Some).chain([None]);
-            for batch in batches.filter(|batch| rollout_state(verdict, group, *batch) == Some(state)) {
+            for batch in batches.filter(|batch| rollout_state(verdict, false, group, *batch) == Some(state)) {
                 let names = [verdict.as_str(), group.as_str(), batch.map_or("", BatchState::as_str)];
                 list.extend(["[", &names.join(" "), "]"]);
             }
@@ -185,7 +191,9 @@ fn read_story(row: &mut Row) -> Result<Story, StoreError> {
     let delivered = verdict.takes_place();
     let group = fill(row, "group_state")?;
     let contradict = || StoreError::Corrupt("a rollout's group and batch contradict each other".to_owned());
-    let state = rollout_state(verdict, group.state, row.get("batch_state")?).ok_or_else(contradict)?;
+    let missing: Option<Vec<String>> = read_json(row, "missing")?;
+    let state = rollout_state(verdict, missing.is_some(), group.state, row.get("batch_state")?);
+    let state = state.ok_or_else(contradict)?;
     Ok(Story {
         rollout_pk: row.get("rollout_pk")?,
         policy: PolicyName::parse(&policy).map_err(|error| StoreError::Corrupt(error.to_string()))?,
@@ -196,6 +204,7 @@ fn read_story(row: &mut Row) -> Result<Story, StoreError> {
         reason: row.get("reason")?,
         failed_filters: names(row.get("failed_filters")?),
         state,
+        scoring: missing.unwrap_or_default(),
         group_id: row.get("group_id")?,
         group,
         group_reason: row.get("group_reason")?,
@@ -250,7 +259,7 @@ macro_rules! select_group {
         concat!(
             "-- select_group
             SELECT g.group_pk, g.run, g.group_id, g.state, g.reason, g.failed_filters, g.environment, g.size, g.min_size, g.kept,
-                g.masked, g.dropped, g.late, b.batch_id, g.samples, g.tokens, g.trained_tokens, g.reward_sum, g.reward_count,
+                g.masked, g.dropped, g.scoring, g.late, b.batch_id, g.samples, g.tokens, g.trained_tokens, g.reward_sum, g.reward_count,
                 g.reward_min, g.reward_max, g.version_min, g.version_max, g.opened_us, g.deadline_us, g.decided_us, g.purged_us",
             $more,
             "

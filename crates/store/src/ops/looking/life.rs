@@ -16,7 +16,7 @@ use crate::{
     op::Op,
     ops::{
         batch::{self, select_batch},
-        policy,
+        policy, scores,
     },
     sql::{Row, Statement, Tx, args, key_found, key_list},
 };
@@ -183,7 +183,11 @@ impl Op for FindLife {
         };
         let last_member = last_member(tx, group_pk).await?;
         let batches = batches(tx, group_pk).await?;
-        Ok(Some(Life { story, group, rules, last_member, line, batches }))
+        let given = match &story {
+            Some(story) => scores::of_rollout(tx, story.rollout_pk).await?,
+            None => Vec::new(),
+        };
+        Ok(Some(Life { story, group, rules, last_member, line, batches, scores: given }))
     }
 }
 

@@ -135,7 +135,7 @@ async fn check(
     );
     const FIND_GROUP: Statement = Statement::new(
         "-- find_group_of_session
-        SELECT rules_pk, state, size, kept, masked, dropped
+        SELECT rules_pk, state, size, kept, masked, dropped, scoring
         FROM rollout_group
         WHERE policy_pk = $1 AND run = $2 AND group_key = $3",
     );
@@ -148,11 +148,12 @@ async fn check(
     let (group_id, group_key) = group_of(probe);
     let group = args![policy.policy_pk, policy.run, group_key];
     let mut rules = policy.rules.clone();
-    let (mut size, mut is_open, mut arrived) = (None, false, 0);
+    let (mut size, mut is_open, mut left) = (None, false, None);
     if let Some(mut row) = tx.fetch_optional(FIND_GROUP, group).await? {
         rules = tx.rules(row.get("rules_pk")?).await?;
         let found = fill(&mut row, "state")?;
-        (size, is_open, arrived) = (Some(found.size), found.state.is_open(), found.arrived());
+        (size, is_open) = (Some(found.size), found.state.is_open());
+        left = is_open.then(|| found.places_left(rules.group.on_drop));
     }
     let live = LiveSessions::of(tx, policy, group_key).await?;
     let (reserved, named_size) = admission::reserved_of(tx, policy, group_key).await?;
@@ -171,7 +172,7 @@ async fn check(
     let group = AskedGroup {
         size,
         // Sessions of a decided group may go on, so that one that begins beside them is not refused either.
-        arrived: if is_open { arrived } else { 0 },
+        missing: left.unwrap_or(size),
         reserved: reserved.max(live.sessions),
         has_begun: is_open || live.sessions > 0 || reserved > 0,
     };

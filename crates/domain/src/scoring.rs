@@ -1,0 +1,276 @@
+//! Scores that are posted, and what follows from them.
+//!
+//! Separate from [`scores`](crate::scores), which says what scores are, because the stages use that, and this uses the
+//! stages: the last score judges a rollout as its arrival does where none is missing.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use forebay_wire::{Status, Violation};
+
+use crate::{
+    clock::Timestamp,
+    evaluation::{self, FilterVerdict},
+    ids::{PolicyName, RolloutId, RolloutPk, Version, check_name},
+    ingest::decide::{self, GroupFill},
+    refusal::Refusal,
+    rules::{Rules, filter::facts::RolloutFacts},
+    scores::{self, BesideRow, PRODUCER, REWARD, Score, Standing},
+    states::{GroupState, Verdict},
+};
+
+/// The most scores of a rollout by others than its producer, those after its decision included.
+pub const SCORES_MAX: usize = 64;
+
+/// The most scores of one request.
+pub const POST_MAX: usize = 256;
+
+/// The longest rationale.
+pub const RATIONALE_BYTES_MAX: usize = 16 << 10;
+
+/// How often a request is tried again if scores, rules or versions change meanwhile.
+pub const ATTEMPTS_MAX: u32 = 8;
+
+/// A score that is posted, valid in itself.
+#[derive(Clone, Debug)]
+pub struct NewScore {
+    pub policy: PolicyName,
+    pub rollout_id: RolloutId,
+    pub name: String,
+    pub scorer: String,
+    pub value: f64,
+    pub rationale: Option<String>,
+    /// Whether it may take the place of another value by the same scorer.
+    pub replace: bool,
+}
+
+impl NewScore {
+    /// Checks a score, whose pointers begin with `at`. Without a scorer of its own it has `scorer`.
+    pub fn parse(
+        sent: forebay_wire::ScoreRequest,
+        policy: PolicyName,
+        scorer: &str,
+        at: &str,
+    ) -> Result<Self, Vec<Violation>> {
+        let mut violations = Vec::new();
+        let mut require = |holds: bool, field: &str, detail: String| {
+            if !holds {
+                violations.push(Violation { pointer: format!("{at}/{field}"), detail });
+            }
+        };
+        let rollout_id = RolloutId::parse(&sent.rollout_id);
+        if let Err(error) = &rollout_id {
+            require(false, "rollout_id", error.to_string());
+        }
+        let scorer = sent.scorer.unwrap_or_else(|| scorer.to_owned());
+        for (field, text) in [("name", &sent.name), ("scorer", &scorer)] {
+            if let Err(detail) = check_name(text) {
+                require(false, field, detail);
+            }
+        }
+        require(sent.value.is_some(), "value", "is needed".to_owned());
+        require(sent.value.is_none_or(f64::is_finite), "value", "must be finite".to_owned());
+        let bytes = sent.rationale.as_ref().map_or(0, String::len);
+        let detail = format!("must be at most {RATIONALE_BYTES_MAX} bytes, is {bytes}");
+        require(bytes <= RATIONALE_BYTES_MAX, "rationale", detail);
+        match (rollout_id, sent.value) {
+            (Ok(rollout_id), Some(value)) if violations.is_empty() => Ok(Self {
+                policy,
+                rollout_id,
+                name: sent.name,
+                scorer,
+                value: value + 0.0,
+                rationale: sent.rationale,
+                replace: sent.replace,
+            }),
+            _ => Err(violations),
+        }
+    }
+}
+
+/// Stores scores in one transaction.
+#[derive(Clone, Debug)]
+pub struct PutScores {
+    pub scores: Arc<Vec<NewScore>>,
+    /// What was evaluated after an attempt that asked for it.
+    pub judged: Arc<Vec<Judged>>,
+    pub now: Timestamp,
+}
+
+/// What became of scores.
+#[derive(Clone, Debug)]
+pub enum PutOutcome {
+    /// They are stored, in their order.
+    Stored(Vec<Scored>),
+    /// Nothing is stored: these rollouts would have all of their scores, and their filters must be evaluated first.
+    Judge(Vec<Complete>),
+}
+
+/// A stored score, and what its rollout is after it.
+#[derive(Clone, Debug)]
+pub struct Scored {
+    pub policy: PolicyName,
+    pub rollout_id: RolloutId,
+    pub name: String,
+    pub scorer: String,
+    /// Whether the same score was stored before.
+    pub duplicate: bool,
+    /// Whether the decision about the rollout counts it, or will.
+    pub applied: bool,
+    /// The required scores that the rollout still lacks.
+    pub scoring: Vec<String>,
+    pub verdict: Verdict,
+    pub reason: Option<String>,
+    pub group_id: String,
+    pub fill: GroupFill,
+    pub group_reason: Option<String>,
+    /// What this post decided; none if the verdict was final before or still is not.
+    pub decision: Option<ScoredDecision>,
+    /// The state of the group if this post decided it, with the group filters that failed.
+    pub decided: Option<(GroupState, Vec<String>)>,
+}
+
+/// The decision about a rollout whose scores are complete.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ScoredDecision {
+    pub verdict: Verdict,
+    pub reason: Option<String>,
+    pub failed_filters: Vec<String>,
+    pub over_budget: Vec<String>,
+    pub reward: Option<f64>,
+}
+
+/// Looks up the scores of a rollout.
+#[derive(Clone, Debug)]
+pub struct FindScores {
+    pub policy: PolicyName,
+    pub rollout_id: RolloutId,
+}
+
+/// The scores of a rollout.
+#[derive(Clone, Debug)]
+pub struct FoundScores {
+    /// By name and scorer.
+    pub scores: Vec<Score>,
+    /// The required scores that it lacks.
+    pub missing: Vec<String>,
+    /// When it is dropped if it still lacks one.
+    pub due_at: Option<Timestamp>,
+}
+
+/// A rollout with all of its scores, as its row and the scores say.
+#[derive(Clone, Debug)]
+pub struct Complete {
+    pub rollout_pk: RolloutPk,
+    pub rules: Arc<Rules>,
+    pub scores: BTreeMap<String, f64>,
+    pub status: Status,
+    pub reward_components: BTreeMap<String, f64>,
+    pub policy_version: Version,
+    /// The policy's version.
+    pub current: Version,
+    pub segments: u32,
+    pub tokens: u64,
+    pub response_tokens: u64,
+    pub trained_tokens: u64,
+    pub max_segment_tokens: u64,
+    pub beside: Option<BesideRow>,
+}
+
+/// What the filters say about a rollout with all of its scores.
+#[derive(Clone, Debug)]
+pub struct Judged {
+    rollout_pk: RolloutPk,
+    scores: BTreeMap<String, f64>,
+    current: Version,
+    found: FilterVerdict,
+}
+
+impl Judged {
+    #[must_use]
+    pub fn rollout_pk(&self) -> RolloutPk {
+        self.rollout_pk
+    }
+}
+
+impl Complete {
+    /// Evaluates the filters. This takes up to a second for the worst filters, so neither a transaction nor an async worker
+    /// may call it.
+    #[must_use]
+    pub fn judge(self) -> Judged {
+        let found = evaluation::judge(&self.rules, &self.facts(), &Standing::Complete);
+        let Self { rollout_pk, scores, current, .. } = self;
+        Judged { rollout_pk, scores, current, found }
+    }
+
+    fn facts(&self) -> RolloutFacts<'_> {
+        let beside = self.beside.as_ref();
+        RolloutFacts {
+            status: self.status.as_str(),
+            reward: self.scores.get(REWARD).copied(),
+            reward_components: &self.reward_components,
+            scores: &self.scores,
+            environment: beside.and_then(|beside| beside.environment.as_deref()),
+            policy_version: self.policy_version.0,
+            version_current: self.current.0,
+            staleness: self.current.0.saturating_sub(self.policy_version.0).max(0),
+            segments: i64::from(self.segments),
+            tokens: self.tokens as i64,
+            response_tokens: self.response_tokens as i64,
+            trained_tokens: self.trained_tokens as i64,
+            max_segment_tokens: self.max_segment_tokens as i64,
+            temperature: beside.map_or(1.0, |beside| f64::from(beside.temperature)),
+            metadata: beside.and_then(|beside| beside.metadata.as_deref()),
+        }
+    }
+
+    /// The decision, by what was evaluated; none if this must be evaluated first.
+    #[must_use]
+    pub fn decide(&self, judged: &[Judged]) -> Option<ScoredDecision> {
+        let found = if self.rules.evaluate_rollouts() {
+            let is_same = |judged: &&Judged| {
+                judged.rollout_pk == self.rollout_pk
+                    && judged.scores == self.scores
+                    && (judged.current == self.current || !self.rules.depend_on_versions())
+            };
+            judged.iter().find(is_same)?.found.clone()
+        } else {
+            FilterVerdict::default()
+        };
+        let reward = if self.rules.reward().is_some() { found.reward } else { self.scores.get(REWARD).copied() };
+        let (verdict, reason) = decide::verdict(found.matched, reward);
+        let failed_filters = found.failed.into_iter().take(evaluation::FAILED_FILTERS_MAX).collect();
+        Some(ScoredDecision { verdict, reason, failed_filters, over_budget: found.over_budget, reward })
+    }
+
+    /// Its reward components, with the scores that others gave: what advantages by component and metrics of batches read.
+    #[must_use]
+    pub fn components(&self) -> BTreeMap<String, f64> {
+        scores::components(&self.reward_components, self.scores.clone())
+    }
+}
+
+/// Refuses a score that would be another one by the same scorer, or one too many. `stored` are the scores that were
+/// given.
+pub fn check(new: &NewScore, index: usize, stored: &[Score], is_decided: bool) -> Result<(), Refusal> {
+    let own = |score: &&Score| (&score.name, &score.scorer) == (&new.name, &new.scorer);
+    let mut others = stored.iter().filter(own);
+    if !is_decided
+        && !new.replace
+        && let Some(other) = others.next()
+    {
+        return Err(Refusal::ScoreConflict {
+            rollout_id: new.rollout_id.to_string(),
+            index,
+            name: new.name.clone(),
+            scorer: new.scorer.clone(),
+            value: other.value,
+        });
+    }
+    let is_new = !stored.iter().any(|score| own(&score) && (score.applied != is_decided));
+    let by_others = stored.iter().filter(|score| score.scorer != PRODUCER).count();
+    if is_new && by_others >= SCORES_MAX {
+        let detail = format!("the rollout has {SCORES_MAX} scores already, which is the most");
+        return Err(Refusal::invalid(format!("/{index}/name"), detail));
+    }
+    Ok(())
+}
