@@ -109,6 +109,12 @@ __all__ = [
     "RolloutState",
     "Sample",
     "Sampling",
+    "ScoreInfo",
+    "ScoreLine",
+    "ScoreList",
+    "ScoreReceipt",
+    "ScoreRequest",
+    "ScoreRules",
     "Segment",
     "SegmentSummary",
     "SegmentVersions",
@@ -220,10 +226,11 @@ Requirement = Literal["tokens", "logprobs", "policy_version", "teacher_logprobs"
 Retries = Literal["transport", "last", "keep"]
 """Which answers are not trained, of those that no call continues."""
 
-Role = Literal["produce", "train", "read", "admin"]
+Role = Literal["produce", "score", "train", "read", "admin"]
 """What a key permits. The service's `api::roles` lists the roles that each route accepts."""
 
 RolloutState = Literal[
+    "scoring",
     "open",
     "ready",
     "leased",
@@ -500,14 +507,16 @@ class Receipt(MaybeSpooled):
     verdict: Verdict
     """The decision."""
     reason: str | None = None
-    """Name of the filter that matched, or a built-in code: `no-reward`, `group-decided`."""
+    """Name of the filter that matched, or a built-in code: `no-reward`, `group-decided`, `group-full`, `unscored`."""
+    scoring: list[str] = field(default_factory=list[str])
+    """Required scores that the rollout lacks. As long as there are some, its verdict is `kept` and not final."""
     duplicate: bool
     """True if the same rollout was already stored and this post changed nothing."""
     warnings: list[str]
     """Problems for which the rollout was not refused. Each is a name, a colon and a sentence. The names are
-    `group-decided`, `no-reward`, `admission-lapsed`, `delivered-dropped`, `filter-failed`, `filter-over-budget`,
-    `logprobs-above-zero`, `logprobs-improbable`, `sampling-truncated`, `mask-without-ones`, `mixed-environments`,
-    `lone-surrogates`, `unsupported-part`, `images-replaced` and `version-ahead`."""
+    `group-decided`, `group-full`, `no-reward`, `admission-lapsed`, `delivered-dropped`, `filter-failed`,
+    `filter-over-budget`, `logprobs-above-zero`, `logprobs-improbable`, `sampling-truncated`, `mask-without-ones`,
+    `mixed-environments`, `lone-surrogates`, `unsupported-part`, `images-replaced` and `version-ahead`."""
     group: ReceiptGroup
     """The group after this post."""
     assembly: Assembly | None = None
@@ -764,7 +773,8 @@ class FinishRequest:
     rewards: Mapping[str, float] | None = None
     """Rewards by policy."""
     reward_components: Mapping[str, float] | None = None
-    """Named parts of the reward, for filters and export. Each name may occur once."""
+    """Named parts of the reward: scores by the producer, for filters and export. Each name may occur once. `scores` is
+    another name of the field."""
     turn_rewards: Mapping[str, float] | None = None
     """Rewards of calls, for policies whose rule `advantage` compares turns. A call is named by the id of its answer, as
     the agent received it, or by its number in the session."""
@@ -850,6 +860,8 @@ class GroupInfo:
     """Number of masked rollouts."""
     dropped: int
     """Number of dropped rollouts."""
+    scoring: int = 0
+    """Number of kept rollouts that lack a required score."""
     late: int
     """Number of rollouts that arrived after the group was decided."""
     batch_id: str | None = None
@@ -1349,6 +1361,21 @@ class RecordRules:
 
 
 @dataclass(slots=True, kw_only=True)
+class ScoreRules:
+    """Scores that a rollout must have before it is judged. A score is a named number about a rollout: its `reward`,
+    each of its `reward_components`, and what others post to `/scores`, also later."""
+
+    required: list[str] = field(default_factory=list[str])
+    """Names of the scores, at most 16. A rollout that lacks one has its place in its group and is `scoring` until it
+    has all of them. Its group is not decided before."""
+    timeout_s: int = 3600
+    """Seconds from the arrival of a rollout after which it is dropped as `unscored` if it still lacks a score."""
+    reward: str | None = None
+    """CEL expression of the reward, over the variables of filters of scope `rollout`, 4 KiB at most. When absent, the
+    score `reward` is the reward."""
+
+
+@dataclass(slots=True, kw_only=True)
 class PolicyRules:
     """How trajectories of a policy are filtered, grouped, batched and kept. Omitted keys take their defaults.
 
@@ -1385,6 +1412,8 @@ class PolicyRules:
     """How the calls of an agent become segments."""
     record: RecordRules = field(default_factory=RecordRules)
     """What is kept of an agent's calls besides what is trained."""
+    scores: ScoreRules = field(default_factory=ScoreRules)
+    """Scores that a rollout must have before it is judged."""
     filter: list[FilterRule] = field(default_factory=list[FilterRule])
     """CEL filters, in order; the first match wins."""
 
@@ -1436,7 +1465,8 @@ class PolicyStatus:
     rules: PolicyRules
     """Rules. Some apply to groups opened from now on, the others from the next request on."""
     warnings: list[str] = field(default_factory=list[str])
-    """In the answer to `PUT /policies/{p}`: settings that changed although the request did not name them."""
+    """In the answer to `PUT` and `PATCH /policies/{p}`: settings that changed although the request did not name them,
+    and what the rules probably do not mean."""
     run: int
     """Number of the current run; it starts at 1 and grows with every reset."""
     epoch: int
@@ -1651,6 +1681,102 @@ class Sampling:
 
 
 @dataclass(slots=True, kw_only=True)
+class ScoreInfo:
+    """A score that was given."""
+
+    name: str
+    """Name of the score."""
+    scorer: str | None = None
+    """Who gave it; null for the producer of the rollout."""
+    value: float
+    """The score."""
+    rationale: str | None = None
+    """Why."""
+    applied: bool
+    """Whether the decision about the rollout counts the score, or will."""
+    given_at: str
+    """When it was given."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ScoreReceipt:
+    """The answer to a score."""
+
+    policy: str
+    """Policy of the rollout."""
+    rollout_id: str
+    """Id of the rollout."""
+    name: str
+    """Name of the score."""
+    scorer: str
+    """Who gave it."""
+    duplicate: bool
+    """True if the same score was already stored and this post changed nothing."""
+    applied: bool
+    """Whether the decision about the rollout counts the score, or will. A score that comes after the decision is stored
+    and shown, and changes nothing."""
+    scoring: list[str]
+    """Required scores that the rollout still lacks."""
+    verdict: Verdict
+    """The decision about the rollout; not final as long as it lacks scores."""
+    reason: str | None = None
+    """Name of the filter that matched, or a built-in code."""
+    group: ReceiptGroup
+    """The group after this post."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ScoreLine:
+    """One line of the answer to scores that were sent as lines (`application/x-ndjson`)."""
+
+    line: int
+    """Line of the request, counted from 1. Empty lines are counted but not answered."""
+    status: int
+    """HTTP status that the line would have received as a request of its own."""
+    receipt: ScoreReceipt | None = None
+    """Receipt of a score that was accepted."""
+    problem: Problem | None = None
+    """Problem of a score that was refused."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ScoreList:
+    """The scores of a rollout."""
+
+    policy: str
+    """Policy of the rollout."""
+    rollout_id: str
+    """Id of the rollout."""
+    scoring: list[str]
+    """Required scores that the rollout lacks."""
+    deadline_at: str | None = None
+    """When the rollout is dropped if it still lacks one; null if it lacks none."""
+    scores: list[ScoreInfo]
+    """Its scores, by name."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ScoreRequest:
+    """A score of a rollout."""
+
+    policy: str | None = None
+    """Policy of the rollout; `default` when absent."""
+    rollout_id: str
+    """Id of the rollout, in the current run of its policy."""
+    name: str
+    """Name of the score. `reward` is the reward, unless the rules compute another one."""
+    value: float
+    """The score. It must be finite; the sign of a zero is not kept."""
+    scorer: str | None = None
+    """Who gives the score, as scores of several scorers with one name are their mean; when absent, the id of the key,
+    or `anonymous` without keys."""
+    rationale: str | None = None
+    """Why, in at most 16 KiB."""
+    replace: bool = False
+    """Whether the score may replace another value by the same scorer, as long as the rollout is not judged."""
+
+
+@dataclass(slots=True, kw_only=True)
 class TurnSpan:
     """One turn of a segment: response tokens `start..start + length`, of which at least one has mask 1."""
 
@@ -1819,7 +1945,8 @@ class SessionFinish:
     rewards: Mapping[str, float] | None = None
     """Rewards by policy."""
     reward_components: Mapping[str, float] | None = None
-    """Named parts of the reward, for filters and export. Each name may occur once."""
+    """Named parts of the reward: scores by the producer, for filters and export. Each name may occur once. `scores` is
+    another name of the field."""
     turn_rewards: Mapping[str, float] | None = None
     """Rewards of calls, for policies whose rule `advantage` compares turns. A call is named by the id of its answer, as
     the agent received it, or by its number in the session."""
@@ -2335,6 +2462,8 @@ class TrajectoryStory:
     """Filters whose evaluation failed for this rollout, at most 16 names."""
     state: RolloutState
     """State of the rollout."""
+    scoring: list[str] = field(default_factory=list[str])
+    """Required scores that the rollout lacks. As long as there are some, its verdict is not final."""
     group: StoryGroup
     """Group of the rollout."""
     batches: list[str]
@@ -2342,7 +2471,7 @@ class TrajectoryStory:
     step: int | None = None
     """Optimizer step that consumed the rollout."""
     reward: float | None = None
-    """Reward as the producer sent it."""
+    """Reward: as the producer sent it, or as the rules make it of scores."""
     advantage: float | None = None
     """Advantage; present once the group is ready."""
     policy_version: int

@@ -170,6 +170,10 @@ class AsyncClient(AsyncAgentMethods):
     close_group = _twin(Client.close_group)
     discard_group = _twin(Client.discard_group)
 
+    score = _twin(Client.score)
+    score_all = _twin(Client.score_all)
+    scores = _twin(Client.scores)
+
     open_session = _twin(Client.open_session)
     get_session = _twin(Client.get_session)
     list_sessions = _twin_iterator(Client.list_sessions)

@@ -64,13 +64,13 @@ class Bundle:
         with self._lock:
             if self._receipts is None:
                 trajectories = self.trajectories()
-                warn_without_reward(trajectories)
                 if not trajectories:
                     self._receipts = []
                 elif self._state is not None:
                     self._receipts = self._state.post(self._client, trajectories)
                 else:
                     self._receipts = self._client.post(trajectories)
+                warn_without_reward(trajectories, self._receipts)
                 hand_out(self.rollouts, self._receipts)
             return self._receipts
 
@@ -124,7 +124,6 @@ class AsyncBundle:
         """Posts the rollouts, if that has not happened. The end of the block does it."""
         if self._receipts is None:
             trajectories = self.trajectories()
-            warn_without_reward(trajectories)
             state, sync = self._state, self._client.sync
             if not trajectories:
                 self._receipts = []
@@ -132,6 +131,7 @@ class AsyncBundle:
                 self._receipts = await self._client.run(lambda: state.post(sync, trajectories))
             else:
                 self._receipts = await self._client.run(lambda: sync.post(trajectories))
+            warn_without_reward(trajectories, self._receipts)
             hand_out(self.rollouts, self._receipts)
         return self._receipts
 

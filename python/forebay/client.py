@@ -72,6 +72,9 @@ from ._wire import (
     RolloutState,
     Sample,
     Sampling,
+    ScoreList,
+    ScoreReceipt,
+    ScoreRequest,
     SessionEnded,
     SessionFinish,
     SessionInfo,
@@ -450,6 +453,46 @@ class Client(AgentMethods):
         """Discards a group that is open, ready or quarantined."""
         request = DiscardRequest(policy=policy, group_id=group_id, reason=reason)
         return self._call("POST", path("groups", "discard"), request, into=GroupInfo, repeat=False)
+
+    # Scores of rollouts, from whoever judges them, also after their post.
+
+    def score(
+        self,
+        rollout_id: str,
+        name: str,
+        value: float,
+        *,
+        policy: str | None = None,
+        scorer: str | None = None,
+        rationale: str | None = None,
+        replace: bool = False,
+    ) -> ScoreReceipt:
+        """Gives a rollout a score, which its policy may require (`scores.required`) before it judges the rollout.
+
+        The same score again changes nothing. Another value by the same scorer raises `ScoreConflict`, unless `replace`
+        is true. A score that comes after the decision about the rollout is stored, and changes nothing (`applied`).
+        """
+        request = ScoreRequest(
+            policy=policy,
+            rollout_id=rollout_id,
+            name=name,
+            value=value,
+            scorer=scorer,
+            rationale=rationale,
+            replace=replace,
+        )
+        return self._call("POST", path("scores"), request, into=ScoreReceipt)
+
+    def score_all(self, scores: Iterable[ScoreRequest | Mapping[str, Any]]) -> list[ScoreReceipt]:
+        """Gives several scores in one commit, 256 at most: either all are stored or none."""
+        requests = list(scores)
+        receipts = self._call("POST", path("scores"), requests, into=list[ScoreReceipt])
+        return _answered_each(receipts, len(requests))
+
+    def scores(self, rollout_id: str, *, policy: str | None = None) -> ScoreList:
+        """Returns the scores of a rollout in the current run of its policy, and which it still lacks."""
+        query = {"policy": policy, "rollout_id": rollout_id}
+        return self._call("GET", path("scores"), query=query, into=ScoreList)
 
     # Sessions, in which the service records the calls of agents.
 

@@ -250,6 +250,16 @@ class GroupDecided(Conflict):
     types = ("group-decided",)
 
 
+class ScoreConflict(Conflict):
+    """The scorer has given another value, and the score does not replace it."""
+
+    types = ("score-conflict",)
+    way_out = (
+        "score(..., replace=True) changes the value until the rollout is judged. A score of another scorer does not "
+        "replace it: the mean of both is the score."
+    )
+
+
 class BatchState(Conflict):
     """From `readmit`: nothing of the batch is quarantined."""
 
@@ -450,8 +460,8 @@ class StoreUnavailable(Unavailable):
 
 
 class RulesChanging(Unavailable):
-    """The rules or the weight version of the policy changed several times while the filters of this post were
-    evaluated. Nothing of the post is stored."""
+    """The rules or the weight version of the policy, or the scores of a rollout, changed several times while the
+    filters of this post were evaluated. Nothing of the post is stored."""
 
     types = ("rules-changing",)
 

@@ -93,7 +93,7 @@ class Recording:
         self.model = options.get("model") or policy
         """The name of the model in calls that `chat` makes."""
         self.reward: float | None = None
-        """The reward of the whole rollout. Set it before the end of the block."""
+        """The reward of the whole rollout. Set it before the end of the block, unless scores make it later."""
         self.reward_components: dict[str, float] = {}
         self.status: Status | None = None
         """How the execution ended. If it is not set: `completed`, or `truncated` if the recorder became full."""
@@ -323,8 +323,8 @@ class Rollout(Recording):
         with self._lock:
             if self._receipt is None:
                 trajectory = self.trajectory()
-                warn_without_reward([trajectory])
                 self._receipt = self._client.post(trajectory)
+                warn_without_reward([trajectory], [self._receipt])
             return self._receipt
 
     def __enter__(self) -> Rollout:
@@ -342,11 +342,12 @@ class Rollout(Recording):
             self._receipt = post_aborted(self._client, error, self.trajectory())
 
 
-def warn_without_reward(trajectories: Iterable[Trajectory]) -> None:
-    """Logs which rollouts of a post will be dropped. A rollout that is kept elsewhere may still get its reward."""
-    for trajectory in trajectories:
-        if trajectory.reward is None and trajectory.status not in ("aborted", "failed"):
-            log.warning("the rollout %s has no reward, so the service will drop it", trajectory.rollout_id)
+def warn_without_reward(trajectories: Sequence[Trajectory], receipts: Sequence[Receipt]) -> None:
+    """Logs which rollouts of a post were dropped without a reward. Only the service knows that, because rules may mask
+    such rollouts, or have them wait for scores."""
+    for trajectory, receipt in zip(trajectories, receipts, strict=False):
+        if receipt.reason == "no-reward" and trajectory.status not in ("aborted", "failed"):
+            log.warning("the rollout %s has no reward, so the service dropped it", trajectory.rollout_id)
 
 
 def post_aborted(client: Client, error: BaseException, trajectory: Trajectory) -> Receipt | None:
@@ -437,8 +438,8 @@ class AsyncRollout(Recording):
             raise RecordError(IN_BUNDLE)
         if self._receipt is None:
             trajectory = self.trajectory()
-            warn_without_reward([trajectory])
             self._receipt = await self._client.run(lambda: self._client.sync.post(trajectory))
+            warn_without_reward([trajectory], [self._receipt])
         return self._receipt
 
     def __await__(self) -> Generator[Any, None, AsyncRollout]:

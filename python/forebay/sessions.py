@@ -30,7 +30,8 @@ class Ending:
 
     def __init__(self) -> None:
         self.reward: float | None = None
-        """The reward of every policy that is not in `rewards`. Set it before the end of the block."""
+        """The reward of every policy that is not in `rewards`. Set it before the end of the block, unless scores
+        make it later."""
         self.rewards: dict[str, float] = {}
         """Rewards by policy."""
         self.reward_components: dict[str, float] = {}

@@ -80,6 +80,7 @@ def test_the_agent_posts_groups_of_one_segment_each(environment: dict[str, str])
         ("async with fb.bundle", f"{['kept'] * 8}\n"),
         ('AGENT = """', "kept 1 calls\n"),
         ("fb.finish([solver, critic])", ""),
+        ("scores.judge", "kept ['judge']\n[] ready\n"),
         ("forebay.State(", ""),
         ('Client(spool="spool")', "kept\n"),
         ("forebay.testing.Engine(script)", ""),
@@ -91,7 +92,7 @@ def test_a_program_runs_as_printed(environment: dict[str, str], beginning: str, 
 
 
 def test_every_program_is_run() -> None:
-    assert len(BLOCKS) == 10
+    assert len(BLOCKS) == 11
 
 
 def test_the_state_of_the_document_can_be_continued(environment: dict[str, str]) -> None:

@@ -126,6 +126,8 @@ def test_calls_that_may_be_repeated_are_until_they_succeed(stub: Stubs, failure:
         lambda fb: fb.lease("p", request_id="r"),
         lambda fb: fb.ack("b", lease="k", step=1),
         lambda fb: fb.post({"reward": 1.0}),
+        lambda fb: fb.score("r", "judge", 1.0),
+        lambda fb: fb.score_all([{"rollout_id": "r", "name": "judge", "value": 1.0}]),
     ):
         server = stub(failure, failure, problem(404, "not-found"))
         assert count(server, lambda call=call, server=server: call(client_of(server))) == 3

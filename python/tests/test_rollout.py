@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import json
 import math
@@ -331,7 +332,7 @@ def test_a_missing_reward_is_told_when_the_rollout_is_posted_and_not_when_it_is_
     assert (r.trajectory() if bundle is None else bundle.trajectories()[0]).reward is None
     assert caplog.records == []
     (bundle or r).post()
-    assert "has no reward, so the service will drop it" in caplog.text
+    assert "has no reward, so the service dropped it" in caplog.text
 
     async def main() -> None:
         bundle = asynchronous.bundle() if in_bundle else None
@@ -343,7 +344,20 @@ def test_a_missing_reward_is_told_when_the_rollout_is_posted_and_not_when_it_is_
 
     caplog.clear()
     asyncio.run(main())
-    assert "has no reward, so the service will drop it" in caplog.text
+    assert "has no reward, so the service dropped it" in caplog.text
+
+
+@pytest.mark.parametrize("in_bundle", [False, True])
+def test_a_rollout_whose_reward_scores_make_later_is_not_warned_of(
+    fb: forebay.Client, policy: str, caplog: pytest.LogCaptureFixture, in_bundle: bool
+) -> None:
+    fb.put_policy(policy, {"scores": {"required": ["reward"]}})
+    with fb.bundle() if in_bundle else contextlib.nullcontext(fb) as owner, owner.rollout(policy) as r:
+        r.record(answer([1], [2]))
+    assert (r.receipt.verdict, r.receipt.scoring) == ("kept", ["reward"])
+    assert caplog.records == []
+    assert fb.score(r.rollout_id, "reward", 0.5, policy=policy).group.state == "ready"
+    assert [row.reward for row in rows(fb, policy)] == [0.5]
 
 
 def test_an_admission_brings_the_version(fb: forebay.Client, policy: str) -> None:

@@ -53,7 +53,7 @@ def fb(recording: forebay.Server) -> Iterator[forebay.Client]:
         yield client
 
 
-def ask(session: forebay.sessions.Session, text: str, model: str = "policy") -> str:
+def ask(session: forebay.sessions.Ending, text: str, model: str = "policy") -> str:
     llm = openai.OpenAI(base_url=session.base_url, api_key=session.key, max_retries=0)
     answer = llm.chat.completions.create(model=model, messages=[{"role": "user", "content": text}])
     return answer.choices[0].message.content or ""
@@ -136,6 +136,37 @@ def test_one_session_that_cannot_end_keeps_the_others_open(fb: forebay.Client, p
     assert not first.has_ended
     second.status = "failed"
     assert [end.state for end in fb.finish([first, second])] == ["finished", "finished"]
+
+
+def test_sessions_may_end_without_a_reward_that_scores_make_later(
+    fb: forebay.Client, recording: forebay.Server, policy: str
+) -> None:
+    rules = {"required": ["tests", "judge"], "reward": "scores.tests + scores.judge"}
+    fb.put_policy(policy, {"group": {"size": 3}, "scores": rules})
+
+    async def asynchronous() -> str:
+        async with forebay.AsyncClient(recording.url) as fb, fb.session(policy, group_id="g") as s:
+            await asyncio.to_thread(ask, s, "3")
+        assert s.receipts[0].scoring == ["tests", "judge"]
+        return s.rollout_id
+
+    with fb.session(policy, group_id="g") as first:
+        ask(first, "1")
+        first.reward_components["tests"] = 1.0
+    assert (first.receipts[0].verdict, first.receipts[0].scoring) == ("kept", ["judge"])
+    with fb.session(policy, group_id="g") as second:
+        ask(second, "2")
+        assert fb.finish([second])[0].receipts[0].scoring == ["tests", "judge"]
+    third = asyncio.run(asynchronous())
+    fb.score(first.rollout_id, "judge", 0.5, policy=policy)
+    receipts = fb.score_all(
+        {"policy": policy, "rollout_id": rollout_id, "name": name, "value": 0.0}
+        for rollout_id in (second.rollout_id, third)
+        for name in ("tests", "judge")
+    )
+    assert receipts[-1].group.state == "ready"
+    batch = fb.lease(policy, wait_ms=10_000)
+    assert batch is not None and [row.reward for row in fb.samples(batch.batch_id)] == [1.5, 0.0, 0.0]
 
 
 def test_an_abort_may_keep_the_calls(fb: forebay.Client, policy: str) -> None:

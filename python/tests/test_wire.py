@@ -142,6 +142,14 @@ OPERATIONS: dict[str, list[Callable[[forebay.Client], Any]]] = {
     ],
     "close_group": [lambda fb: fb.close_group("p", "g")],
     "discard_group": [lambda fb: fb.discard_group("p", "g", reason="r")],
+    "post_scores": [
+        lambda fb: fb.score("r", "judge", 0.5),
+        lambda fb: fb.score("r", "judge", 0.5, policy="p", scorer="s", rationale="why", replace=True),
+        lambda fb: fb.score_all(
+            [_wire.ScoreRequest(rollout_id="r", name="judge", value=1.0), {"rollout_id": "r", "name": "a", "value": 0}]
+        ),
+    ],
+    "get_scores": [lambda fb: fb.scores("r"), lambda fb: fb.scores("r", policy="p")],
     "get_health": [lambda fb: fb.health()],
     "list_keys": [lambda fb: list(fb.list_keys())],
     "create_key": [lambda fb: fb.create_key("n", "train", policies=["p*"], expires_in_s=60)],
@@ -302,8 +310,9 @@ def documented_answer(name: str, operation: dict[str, Any], call: _http.Call) ->
     if call.accept == _http.NDJSON:
         line = instance(content[_http.NDJSON]["schema"], is_full=True)
         return (json.dumps(line) + "\n").encode() * 2
-    if name == "post_trajectories":
-        receipt = instance({"$ref": "#/components/schemas/Receipt"}, is_full=True)
+    if name in ("post_trajectories", "post_scores"):
+        kind = "Receipt" if name == "post_trajectories" else "ScoreReceipt"
+        receipt = instance({"$ref": f"#/components/schemas/{kind}"}, is_full=True)
         return json.dumps([receipt] * 2 if (call.body or b"").startswith(b"[") else receipt).encode()
     if name == "get_trajectories":
         kind = "TrajectoryStory" if "rollout_id" in call.query else "TrajectoryPage"
