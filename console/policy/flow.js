@@ -84,9 +84,11 @@ function verdicts({ history }) {
 function open({ policy }) {
     const { open_groups: groups, fullest, reserved_rollouts: reserved = 0 } = policy.waiting;
     const [first] = fullest;
+    const scoring = policy.rollouts.scoring ?? 0;
     return html`<p class="figure">${format.count(groups)}</p>
         ${first ? html`<p>fullest ${first.arrived} / ${first.size}</p>` : nothing}
-        ${reserved > 0 ? html`<p>${plural(reserved, "rollout")} reserved</p>` : nothing}`;
+        ${reserved > 0 ? html`<p>${plural(reserved, "rollout")} reserved</p>` : nothing}
+        ${scoring > 0 ? html`<p>${plural(scoring, "rollout")} to score</p>` : nothing}`;
 }
 
 /** @param {PolicyData} data */

@@ -9,6 +9,7 @@ const OPEN = "open";
 /** The rules that the service has built in, in words. */
 const REASONS = {
     late: "its group had been decided before it came",
+    full: "all places of its group were taken, by rollouts that wait for scores",
 };
 
 /** @param {Rollout} story */
@@ -35,6 +36,9 @@ function received(story) {
  * @returns {Moment}
  */
 function judged(story) {
+    if (story.scoring && story.scoring.length > 0) {
+        return { title: "waits for scores", at: null, kind: OPEN, lines: [story.scoring.join(", ")] };
+    }
     const reason = story.reason === null ? "" : ` by ${story.reason}`;
     const failed = story.failed_filters && story.failed_filters.length > 0
         ? [`could not be evaluated: ${story.failed_filters.join(", ")}`]
@@ -43,7 +47,7 @@ function judged(story) {
         kept: "no rule objected",
         masked: "it keeps its place and its reward, but none of its tokens is trained",
         dropped: "it takes no place in its group",
-        late: REASONS.late,
+        late: story.reason === "group-full" ? REASONS.full : REASONS.late,
     };
     return {
         title: `${story.verdict}${story.verdict === "late" ? "" : reason}`,
@@ -183,6 +187,7 @@ export function moments(story, group, batch) {
 
 /** @type {Record<string, [glyph: string, kind: string]>} */
 const STATES = {
+    scoring: ["◌", "info"],
     open: ["○", "info"],
     ready: ["●", "good"],
     leased: ["◔", "info"],

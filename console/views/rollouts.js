@@ -13,7 +13,7 @@ const DAY = 86_400_000;
 
 const VERDICTS = ["kept", "masked", "dropped", "late"];
 const STATES = [
-    "open", "ready", "leased", "returned", "trained", "checkpointed", "discarded", "stale", "quarantined", "dropped",
+    "scoring", "open", "ready", "leased", "returned", "trained", "checkpointed", "discarded", "stale", "quarantined", "dropped",
     "late",
 ];
 const FILTERS = ["verdict", "state", "reason", "environment", "group_id", "step"];
