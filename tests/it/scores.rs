@@ -237,6 +237,8 @@ on_both_stores! {
         rules(app, 1, json!({"required": ["reward"]})).await;
         let sent = app.accept(with(unscored("g", 0), json!({"reward_components": {"reward": 0.25}}))).await;
         assert_eq!(sent["scoring"], json!(["reward"]));
+        let list = app.get("/scores?rollout_id=g-0").await.expect(200);
+        assert_eq!(list["scores"], json!([]), "{list}");
         put(app, "g-0", "reward", 0.75).await;
         close(&app.story("g-0").await["reward"], 0.75);
         components(app, "g-0", json!({"reward": 0.25})).await;
@@ -335,6 +337,10 @@ on_both_stores! {
         let answer = app.post_raw("/scores", &[("content-type", "application/json")], infinite).await;
         assert!(answer.status.is_client_error(), "{}", answer.json);
         app.post("/scores", with(score("g-0", "judge", 1.0), json!({"grade": 1}))).await.refused(422, "invalid");
+        let components: serde_json::Map<String, Value> = (0..64).map(|index| (format!("c{index}"), json!(0.5))).collect();
+        app.accept(with(member("full", 0, 1.0), json!({"reward_components": components}))).await;
+        assert_eq!(app.post("/scores", score("full-0", "judge", 1.0)).await.pointers(422), ["/name"]);
+        app.post("/scores", score("full-0", "c7", 1.0)).await.expect(201);
         let many: Value = (0..64).map(|index| with(score("g-0", "other", 0.0), json!({"scorer": format!("s{index}")}))).collect();
         app.post("/scores", many).await.expect(201);
         assert_eq!(app.post("/scores", score("g-0", "judge", 1.0)).await.pointers(422), ["/name"]);

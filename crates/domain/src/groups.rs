@@ -34,6 +34,8 @@ pub struct DiscardGroup {
 /// A group that the sweep decided.
 #[derive(Clone, Debug)]
 pub struct DecidedGroup {
+    /// Rollouts that were dropped before, for want of a score.
+    pub unscored: usize,
     pub policy: PolicyName,
     /// The group as decided.
     pub group: Group,

@@ -1,9 +1,12 @@
 //! Scores that are posted, and what follows from them.
 //!
-//! Separate from [`scores`](crate::scores), which says what scores are, because the stages use that, and this uses the
+//! Separate from [`scores`], which says what scores are, because the stages use that, and this uses the
 //! stages: the last score judges a rollout as its arrival does where none is missing.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+};
 
 use forebay_wire::{Status, Violation};
 
@@ -16,6 +19,7 @@ use crate::{
     rules::{Rules, filter::facts::RolloutFacts},
     scores::{self, BesideRow, PRODUCER, REWARD, Score, Standing},
     states::{GroupState, Verdict},
+    trajectory::REWARD_COMPONENTS_MAX,
 };
 
 /// The most scores of a rollout by others than its producer, those after its decision included.
@@ -249,9 +253,16 @@ impl Complete {
     }
 }
 
-/// Refuses a score that would be another one by the same scorer, or one too many. `stored` are the scores that were
+/// Refuses a score that would be another one by the same scorer, or one too many: by others, or by its name. A rollout has no
+/// more names than reward components, so that filters cost no more, and an export can be posted. `stored` are the scores that were
 /// given.
-pub fn check(new: &NewScore, index: usize, stored: &[Score], is_decided: bool) -> Result<(), Refusal> {
+pub fn check(
+    new: &NewScore,
+    index: usize,
+    sent: &BTreeMap<String, f64>,
+    stored: &[Score],
+    is_decided: bool,
+) -> Result<(), Refusal> {
     let own = |score: &&Score| (&score.name, &score.scorer) == (&new.name, &new.scorer);
     let mut others = stored.iter().filter(own);
     if !is_decided
@@ -270,6 +281,15 @@ pub fn check(new: &NewScore, index: usize, stored: &[Score], is_decided: bool) -
     let by_others = stored.iter().filter(|score| score.scorer != PRODUCER).count();
     if is_new && by_others >= SCORES_MAX {
         let detail = format!("the rollout has {SCORES_MAX} scores already, which is the most");
+        return Err(Refusal::invalid(format!("/{index}/name"), detail));
+    }
+    let mut names: BTreeSet<&str> =
+        sent.keys().chain(stored.iter().map(|score| &score.name)).map(String::as_str).collect();
+    names.insert(&new.name);
+    names.remove(REWARD);
+    if names.len() > REWARD_COMPONENTS_MAX {
+        let detail =
+            format!("with it, the rollout would have more than {REWARD_COMPONENTS_MAX} names of components and scores");
         return Err(Refusal::invalid(format!("/{index}/name"), detail));
     }
     Ok(())

@@ -3,11 +3,11 @@
 //! As in [`ingest`], the store decides in its transaction and evaluates nothing. It answers with what must be evaluated, and
 //! is asked again.
 
-use std::sync::Arc;
+use std::{collections::HashMap, sync::Arc};
 
 use forebay_bounds::work;
 use forebay_domain::{
-    ids::{GroupPk, PolicyName, RolloutId},
+    ids::{GroupPk, PolicyName, RolloutId, RolloutPk},
     reasons,
     refusal::Refusal,
     scoring::{
@@ -33,23 +33,22 @@ impl Buffer {
     #[instrument(level = "debug", skip_all)]
     pub async fn put_scores(&self, scores: Vec<NewScore>) -> Result<Vec<Scored>, BufferError> {
         let scores = Arc::new(scores);
-        let mut judged: Vec<Judged> = Vec::new();
-        let mut attempts = 0;
-        while attempts < ATTEMPTS_MAX {
-            let put =
-                PutScores { scores: Arc::clone(&scores), judged: Arc::new(judged.clone()), now: self.clock.now() };
+        let mut judged: HashMap<RolloutPk, (u32, Judged)> = HashMap::new();
+        // A request with many rollouts has them evaluated in parts. A rollout that comes again has other scores, or another
+        // version.
+        while judged.values().all(|(times, _)| *times < ATTEMPTS_MAX) {
+            let known = judged.values().map(|(_, judged)| judged.clone()).collect();
+            let put = PutScores { scores: Arc::clone(&scores), judged: Arc::new(known), now: self.clock.now() };
             match self.store.write(put).await?? {
                 PutOutcome::Stored(stored) => {
                     report(self, &stored);
                     return Ok(stored);
                 }
                 PutOutcome::Judge(complete) => {
-                    // A request with many rollouts has them evaluated in parts. A rollout that comes again has other
-                    // scores, or another version.
-                    let is_repeated =
-                        |one: &Complete| judged.iter().any(|judged| judged.rollout_pk() == one.rollout_pk);
-                    attempts += u32::from(complete.iter().any(is_repeated));
-                    judged.extend(judge(complete).await?);
+                    for one in judge(complete).await? {
+                        let times = judged.get(&one.rollout_pk()).map_or(0, |(times, _)| *times);
+                        judged.insert(one.rollout_pk(), (times + 1, one));
+                    }
                 }
             }
         }
@@ -124,11 +123,8 @@ pub(crate) async fn drop_unscored(buffer: &Buffer, limit: u32) -> Result<(), Sto
 async fn drop_of_group(buffer: &Buffer, group: GroupPk) -> Result<usize, StoreError> {
     let drop = DropUnscored { group, now: buffer.clock.now(), limit: DROPPED_AT_ONCE };
     let Some(DroppedUnscored { policy, dropped, decided }) = buffer.store.write(drop).await? else { return Ok(0) };
-    for _ in 0..dropped {
-        buffer.metrics.dropped(policy.as_str(), reasons::UNSCORED);
-    }
-    if let Some(decided) = decided {
-        let group = decided.group;
+    buffer.metrics.dropped_many(policy.as_str(), reasons::UNSCORED, dropped as u64);
+    if let Some(group) = decided {
         ingest::report_decided(buffer, &policy, group.fill.state, group.reason.as_deref(), &group.failed_filters);
     }
     Ok(dropped)

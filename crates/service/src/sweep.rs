@@ -14,6 +14,7 @@ use forebay_domain::{
     ids::{GroupPk, PolicyName},
     lease::ExpiredLeases,
     peers::Awaited,
+    reasons,
     sweep::PayloadMoves,
 };
 use forebay_store::{
@@ -180,7 +181,8 @@ async fn decide_overdue_groups(buffer: &Buffer) -> Result<(), StoreError> {
 
 async fn decide_overdue_group(buffer: &Buffer, group: GroupPk) -> Result<(), StoreError> {
     let decided = buffer.store.write(DecideOverdue { group, cause: Cause::TimedOut, now: buffer.clock.now() }).await?;
-    if let Some(DecidedGroup { policy, group }) = decided {
+    if let Some(DecidedGroup { policy, group, unscored }) = decided {
+        buffer.metrics.dropped_many(policy.as_str(), reasons::UNSCORED, unscored as u64);
         ingest::report_decided(buffer, &policy, group.fill.state, group.reason.as_deref(), &group.failed_filters);
     }
     Ok(())

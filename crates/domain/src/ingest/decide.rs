@@ -81,7 +81,7 @@ impl GroupFill {
     /// The places that are left. A group that takes no more rollouts has none, also if some of its posts were dropped.
     #[must_use]
     pub fn places_left(&self, on_drop: OnDrop) -> u32 {
-        if self.filled(on_drop).is_some() { 0 } else { self.size - self.arrived() }
+        if self.filled(on_drop).is_some() { 0 } else { self.size.saturating_sub(self.arrived()) }
     }
 
     /// Why the group takes no more rollouts; none if it does.

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use forebay_domain::{
     batch,
-    groups::{CloseGroup, DiscardGroup, Group},
+    groups::{CloseGroup, DecidedGroup, DiscardGroup, Group},
     ids::{ExecutionId, GroupId, PolicyName, RolloutId, Version},
     looking::ledger::{GroupFilter, LatestGroup, Story, StoryFilter},
     pages::Page,
@@ -95,7 +95,8 @@ impl Buffer {
     #[instrument(level = "debug", skip_all, fields(policy.name = %policy))]
     pub async fn close_group(&self, policy: PolicyName, group_id: GroupId) -> Result<Group, BufferError> {
         let close = CloseGroup { policy: policy.clone(), group_id, by: self.acting.clone(), now: self.clock.now() };
-        let group = self.store.write(close).await??;
+        let DecidedGroup { group, unscored, .. } = self.store.write(close).await??;
+        self.metrics.dropped_many(policy.as_str(), reasons::UNSCORED, unscored as u64);
         ingest::report_decided(self, &policy, group.fill.state, group.reason.as_deref(), &group.failed_filters);
         Ok(group)
     }

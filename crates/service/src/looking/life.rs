@@ -293,7 +293,7 @@ fn rule_text(rules: &Rules, name: &str, scope: FilterScope) -> Option<String> {
 }
 
 fn scored(telling: &mut Telling, score: &Score) {
-    let after = if score.applied { "" } else { ", after the decision, so it changed nothing" };
+    let after = if score.applied { "" } else { ", which counts for nothing" };
     let text = format!("{} gave it the score {} {}{after}", score.scorer, score.name, number(score.value));
     telling.tell("scored", Some(score.given_at), text);
 }

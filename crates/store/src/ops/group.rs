@@ -503,7 +503,7 @@ fn move_group(tallies: &mut TallyDelta, group: &mut LockedGroup, by: GroupMove) 
 
 #[async_trait]
 impl Op for CloseGroup {
-    type Output = Result<Group, Refusal>;
+    type Output = Result<DecidedGroup, Refusal>;
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
         let Some(policy) = policy::find(tx, &self.policy).await? else {
@@ -515,11 +515,12 @@ impl Op for CloseGroup {
         if !group.fill.state.is_open() {
             return Ok(Err(Refusal::GroupDecided(group.fill.state)));
         }
-        scores::drop_unscored(tx, &mut group, &Unscored::All, self.now).await?;
+        let unscored = scores::drop_unscored(tx, &mut group, &Unscored::All, self.now).await?;
         finalize(tx, &mut group, Cause::TimedOut, self.now).await?;
         let happening = Happening::GroupClosed(self.group_id.to_string());
         journal::write(tx, policy.policy_pk, &happening, self.by.as_ref(), self.now).await?;
-        ledger::group(tx, group.group_pk).await.map(Ok)
+        let group = ledger::group(tx, group.group_pk).await?;
+        Ok(Ok(DecidedGroup { policy: policy.name, group, unscored }))
     }
 }
 
@@ -591,9 +592,10 @@ impl Op for DecideOverdue {
             return Ok(None);
         }
         let (policy, run) = policy_of(tx, &group).await?;
+        let mut unscored = 0;
         if run == group.run {
             let due = Unscored::Due { now: self.now, limit: usize::MAX };
-            scores::drop_unscored(tx, &mut group, &due, self.now).await?;
+            unscored = scores::drop_unscored(tx, &mut group, &due, self.now).await?;
             if group.fill.scoring > 0 {
                 // It arrived when this group was found overdue, and has time of its own.
                 return Ok(None);
@@ -602,7 +604,7 @@ impl Op for DecideOverdue {
         } else {
             discard(tx, &mut group, GroupMove::Straggle, reasons::RESET.to_owned(), reasons::RESET, self.now).await?;
         }
-        Ok(Some(DecidedGroup { policy, group: ledger::group(tx, group.group_pk).await? }))
+        Ok(Some(DecidedGroup { policy, group: ledger::group(tx, group.group_pk).await?, unscored }))
     }
 }
 

@@ -83,7 +83,7 @@ async fn places_left(tx: &mut Tx<'_>, row: &mut Row) -> Result<u32, StoreError> 
     let group = fill(row, "state")?;
     // Only a group that waits for scores can be open and full, and depends on its rules.
     if group.scoring == 0 {
-        return Ok(group.size - group.arrived());
+        return Ok(group.size.saturating_sub(group.arrived()));
     }
     let rules = tx.rules(row.get("rules_pk")?).await?;
     Ok(group.places_left(rules.group.on_drop))

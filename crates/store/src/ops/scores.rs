@@ -5,7 +5,7 @@ use async_trait::async_trait;
 use forebay_domain::{
     clock::Timestamp,
     formats::seal::{RolloutSeal, SEAL_BYTES},
-    groups::DecidedGroup,
+    groups::Group,
     ids::{GroupPk, IdKey, PolicyName, PolicyPk, RolloutPk, Version},
     policies::Policy,
     reasons,
@@ -223,6 +223,8 @@ struct Scoring {
     waiting: Option<Waiting>,
     /// What it lacks after the scores so far.
     missing: Vec<String>,
+    /// The reward components of its row.
+    components: BTreeMap<String, f64>,
     scores: Vec<Score>,
     /// Those of `scores` that must be written.
     changed: Vec<Score>,
@@ -238,7 +240,7 @@ impl Scoring {
         if let Some(same) = same {
             return Ok((true, same.applied));
         }
-        scoring::check(new, index, &self.scores, is_decided)?;
+        scoring::check(new, index, &self.components, &self.scores, is_decided)?;
         let score = Score {
             name: new.name.clone(),
             scorer: new.scorer.clone(),
@@ -340,7 +342,7 @@ async fn lock(
     };
     const SELECT_VERDICTS: Statement = among_keys!(
         "-- select_verdicts
-        SELECT rollout_pk, group_pk, verdict, reason
+        SELECT rollout_pk, group_pk, verdict, reason, components
         FROM rollout
         WHERE rollout_pk"
     );
@@ -367,14 +369,18 @@ async fn lock(
     let mut rollouts = BTreeMap::new();
     for mut row in tx.fetch_all(SELECT_VERDICTS, args![key_list(keys.keys().map(|rollout| rollout.0))]).await? {
         let rollout_pk = row.get("rollout_pk")?;
-        let waiting = waiting.remove(&rollout_pk);
+        let group = row.get("group_pk")?;
+        // An earlier version, which does not know these rows, may have discarded the group.
+        let is_open = groups.get(&group).is_some_and(|group: &LockedGroup| group.fill.state.is_open());
+        let waiting = waiting.remove(&rollout_pk).filter(|_| is_open);
         let rollout = Scoring {
             rollout_pk,
-            group: row.get("group_pk")?,
+            group,
             verdict: row.get("verdict")?,
             reason: row.get("reason")?,
             missing: waiting.as_ref().map(|waiting| waiting.missing.clone()).unwrap_or_default(),
             waiting,
+            components: read_json(&mut row, "components")?.unwrap_or_default(),
             scores: given.remove(&rollout_pk).unwrap_or_default(),
             changed: Vec::new(),
             decision: None,
@@ -775,7 +781,14 @@ pub(super) async fn end_of_groups(tx: &mut Tx<'_>, groups: Vec<i64>) -> Result<(
         DELETE FROM scoring
         WHERE group_pk"
     );
+    const NONE_SCORING: Statement = among_keys!(
+        "-- none_scoring
+        UPDATE rollout_group
+        SET scoring = 0
+        WHERE scoring > 0 AND group_pk"
+    );
     tx.execute(WITHDRAW_SCORES_OF_GROUPS, args![key_list(groups.clone())]).await?;
+    tx.execute(NONE_SCORING, args![key_list(groups.clone())]).await?;
     tx.execute(END_SCORING_OF_GROUPS, args![key_list(groups)]).await.map(drop)
 }
 
@@ -800,8 +813,8 @@ impl Op for UnscoredGroups {
             LIMIT $2",
         );
         let rows = tx.fetch_all(SELECT_UNSCORED_GROUPS, args![self.now, self.limit]).await?;
-        let mut seen = HashSet::new();
         let keys = rows.into_iter().map(|mut row| row.get("group_pk")).collect::<Result<Vec<_>, _>>()?;
+        let mut seen = HashSet::new();
         Ok(keys.into_iter().filter(|key| seen.insert(*key)).collect())
     }
 }
@@ -813,12 +826,12 @@ pub struct DropUnscored {
     pub limit: usize,
 }
 
-/// Rollouts that were dropped for want of a score.
+/// What became of them.
 pub struct DroppedUnscored {
     pub policy: PolicyName,
     pub dropped: usize,
     /// Their group, if it was decided by that.
-    pub decided: Option<DecidedGroup>,
+    pub decided: Option<Group>,
 }
 
 #[async_trait]
@@ -826,12 +839,12 @@ impl Op for DropUnscored {
     type Output = Option<DroppedUnscored>;
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
-        let Some(mut group) = group::lock_by_key(tx, self.group).await? else { return Ok(None) };
-        if !group.fill.state.is_open() {
+        let group = group::lock_by_key(tx, self.group).await?;
+        let Some(mut group) = group.filter(|group| group.fill.state.is_open()) else {
             // Only an earlier version can have left a row here: it does not know them.
-            end_of_groups(tx, vec![group.group_pk.0]).await?;
+            end_of_groups(tx, vec![self.group.0]).await?;
             return Ok(None);
-        }
+        };
         let (policy, run) = group::policy_of(tx, &group).await?;
         if group.run != run {
             group::discard(tx, &mut group, GroupMove::Straggle, reasons::RESET.to_owned(), reasons::RESET, self.now)
@@ -845,7 +858,7 @@ impl Op for DropUnscored {
             group::finalize(tx, &mut group, cause, self.now).await?;
         }
         let decided = match cause {
-            Some(_) => Some(DecidedGroup { policy: policy.clone(), group: ledger::group(tx, group.group_pk).await? }),
+            Some(_) => Some(ledger::group(tx, group.group_pk).await?),
             None => None,
         };
         Ok(Some(DroppedUnscored { policy, dropped, decided }))
@@ -885,6 +898,7 @@ impl Op for FindScores {
         let mut sent: BTreeMap<String, f64> = read_json(&mut row, "components")?.unwrap_or_default();
         // Where rules use scores, what the producer sent as the reward is among the given.
         let reward: Option<f64> = row.get("reward")?;
+        sent.remove(scores::REWARD);
         sent.extend(reward.filter(|_| !rules.use_scores()).map(|reward| (scores::REWARD.to_owned(), reward)));
         let given_at = row.get("received_us")?;
         found.extend(sent.into_iter().filter(|(name, _)| !names.contains(name)).map(|(name, value)| Score {

@@ -320,11 +320,6 @@ impl<'b> Decider<'b> {
         let key = self.group_key(incoming);
         let now = draft.groups.get(&key).or_else(|| self.snapshot.groups.get(&key));
         let now = now.filter(|group| group.locked.group_pk == stored.group_pk);
-        let mut decision = stored.decision.clone();
-        if now.is_some_and(|group| group.locked.fill.scoring == 0) {
-            // It got its scores since it was read, before its group was locked.
-            decision.scoring.clear();
-        }
         Ok(Ingested {
             policy: new.policy.clone(),
             rollout_id: new.rollout_id.clone(),
@@ -332,7 +327,7 @@ impl<'b> Decider<'b> {
             execution_id: stored.execution_id.clone(),
             warnings: decide::warnings(new, &stored.decision, self.snapshot.policies[&new.policy].version),
             assembly: new.form(stored.decision.retries).assembly,
-            decision,
+            decision: stored.decision.clone(),
             duplicate: true,
             fill: now.map_or(stored.fill, |group| group.locked.fill),
             decided: None,

@@ -81,6 +81,10 @@ impl Snapshot {
             read_members(tx, locked.iter_mut().map(|(key, group)| (newcomers_of[key], group))).await?;
             groups.extend(locked.into_iter().map(|(key, group)| ((policy.policy_pk, key), group)));
         }
+        // A verdict that was not final when it was read may have become so before the group was locked.
+        let locked: HashSet<GroupPk> = groups.values().map(|group: &GroupWork| group.locked.group_pk).collect();
+        let waits = |stored: &Stored| !stored.decision.scoring.is_empty() && locked.contains(&stored.group_pk);
+        let stored = if stored.values().any(waits) { self::stored(tx, &policies, &all).await? } else { stored };
         let named = newcomers.iter().map(|incoming| (policies[&incoming.new.policy].policy_pk, incoming.group_key));
         let mut seen = HashSet::new();
         let missing: Vec<Keyed> = named.filter(|key| !groups.contains_key(key) && seen.insert(*key)).collect();

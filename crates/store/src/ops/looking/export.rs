@@ -9,6 +9,7 @@ use forebay_domain::{
     ids::{GroupPk, RolloutPk, Run, Step},
     looking::export::{ExportCursor, ExportMember, ExportPage, ExportedPage},
     rules::Rules,
+    scores::PRODUCER,
     states::{BatchState, GroupState, RolloutState, rollout_state},
 };
 use std::{
@@ -158,8 +159,10 @@ async fn page(
     }
     let mut given = scores::applied(tx, members.iter().map(|member| member.row.rollout_pk)).await?;
     for member in &mut members {
-        let given = given.remove(&member.row.rollout_pk).unwrap_or_default();
-        member.scores = if member.state == RolloutState::Scoring { Vec::new() } else { given };
+        let mut given = given.remove(&member.row.rollout_pk).unwrap_or_default();
+        // A rollout that waits was not judged by what others gave.
+        given.retain(|score| member.state != RolloutState::Scoring || score.scorer == PRODUCER);
+        member.scores = given;
     }
     Ok(ExportedPage { members, purged, next })
 }
