@@ -159,6 +159,11 @@ on_both_stores! {
             let parts = serde_json::json!({"reward_components": parts});
             app.accept(crate::support::with(crate::support::rollout(name, reward), parts)).await;
         }
+        app.rules("judged", serde_json::json!({"scores": {"required": ["judge"]}})).await;
+        let judged = serde_json::json!({"policy": "judged"});
+        app.accept(crate::support::with(crate::support::rollout("judged", 1.0), judged)).await;
+        let score = serde_json::json!({"policy": "judged", "rollout_id": "judged", "name": "judge", "value": 1.0});
+        app.post("/scores", score).await.expect(201);
         let batch = app.lease().await;
         app.samples(&batch).await;
         app.ack(&batch, 1).await.expect(200);
