@@ -13,8 +13,8 @@ const DAY = 86_400_000;
 
 const VERDICTS = ["kept", "masked", "dropped", "late"];
 const STATES = [
-    "scoring", "open", "ready", "leased", "returned", "trained", "checkpointed", "discarded", "stale", "quarantined", "dropped",
-    "late",
+    "scoring", "open", "ready", "leased", "returned", "trained", "checkpointed", "discarded", "stale", "quarantined",
+    "dropped", "late",
 ];
 const FILTERS = ["verdict", "state", "reason", "environment", "group_id", "step"];
 

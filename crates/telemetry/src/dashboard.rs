@@ -35,6 +35,7 @@ const NOT_SHOWN: &[(&str, &[&str])] = &[
             "forebay_agent_special_tokens_total",
         ],
     ),
+    ("an alert says when none come, and `forebay why` which are missing", &["forebay_scores_total"]),
     ("engines have dashboards of their own", &["forebay_upstream_seconds"]),
     ("the log has the error of each such scrape", &["forebay_gauge_failures_total"]),
 ];

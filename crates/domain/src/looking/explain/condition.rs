@@ -308,6 +308,7 @@ fn starved(facts: &Facts, causes: &[Cause]) -> String {
                 format!(". {filter} discards {} of groups", percent(lost))
             }),
             "backlog-full" => ". The backlog is full and agents are refused".to_owned(),
+            "scores-missing" => format!(". {}", cause.text),
             _ => String::new(),
         },
         _ => String::new(),

@@ -29,6 +29,7 @@ fn every_rollout_variable_has_its_value() {
         r#"status == "aborted""#,
         "reward == 0.75",
         "reward_components == {'tests': 1.0, 'cost': -0.25}",
+        "scores == {'tests': 1.0, 'cost': -0.25}",
         "environment == 'swe-bench'",
         "policy_version == 11",
         "version_current == 13",
