@@ -138,8 +138,12 @@ async fn given(tx: &mut Tx<'_>, rollouts: Vec<i64>) -> Result<HashMap<RolloutPk,
         "
         ORDER BY rollout_pk, name, scorer, applied"
     );
+    by_rollout(tx.fetch_all(SELECT_GIVEN, args![key_list(rollouts)]).await?)
+}
+
+fn by_rollout(rows: Vec<Row>) -> Result<HashMap<RolloutPk, Vec<Score>>, StoreError> {
     let mut found: HashMap<RolloutPk, Vec<Score>> = HashMap::new();
-    for mut row in tx.fetch_all(SELECT_GIVEN, args![key_list(rollouts)]).await? {
+    for mut row in rows {
         found.entry(row.get("rollout_pk")?).or_default().push(read_score(&mut row)?);
     }
     Ok(found)
@@ -159,11 +163,9 @@ pub(super) async fn applied(
         ORDER BY rollout_pk, name, scorer"
     );
     let keys: Vec<i64> = rollouts.into_iter().map(|rollout| rollout.0).collect();
-    let mut found: HashMap<RolloutPk, Vec<Score>> = HashMap::new();
+    let mut found = HashMap::new();
     for page in keys.chunks(APPLIED_PAGE) {
-        for mut row in tx.fetch_all(SELECT_APPLIED, args![key_list(page.to_vec())]).await? {
-            found.entry(row.get("rollout_pk")?).or_default().push(read_score(&mut row)?);
-        }
+        found.extend(by_rollout(tx.fetch_all(SELECT_APPLIED, args![key_list(page.to_vec())]).await?)?);
     }
     Ok(found)
 }
