@@ -283,6 +283,8 @@ on_both_stores! {
         app.post("/groups/discard", json!({"group_id": "discarded", "reason": "bad task"})).await.expect(200);
         let story = app.story("discarded-0").await;
         assert_eq!((&story["state"], story.get("scoring")), (&json!("discarded"), None));
+        let page = app.get("/groups?group_id=discarded").await.expect(200);
+        assert_eq!(page["groups"][0]["scoring"], 0, "{page}");
         assert_eq!(put(app, "discarded-0", "judge", 1.0).await["applied"], false);
         assert_eq!(counts(app, &["scoring", "discarded", "ready", "dropped"]).await, [2, 2, 1, 1]);
         app.post("/policies/default/reset", json!({})).await.expect(200);

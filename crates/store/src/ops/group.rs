@@ -467,7 +467,7 @@ pub(super) async fn write_discarded(
         "-- discard_group
         UPDATE rollout_group
         SET state = 'discarded', reason = $3, decided_us = COALESCE(decided_us, $4), deadline_us = NULL,
-            purge_us = $5, failed_filters = $6, scoring = 0
+            purge_us = $5, failed_filters = $6
         WHERE group_pk = $1 AND state = $2",
     );
     const REJECT_GROUP: Statement = Statement::new(
