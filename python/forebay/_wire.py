@@ -109,14 +109,27 @@ __all__ = [
     "RolloutState",
     "Sample",
     "Sampling",
+    "ScoreExtendRequest",
+    "ScoreExtended",
+    "ScoreInclude",
     "ScoreInfo",
+    "ScoreItem",
+    "ScoreItemRollout",
+    "ScoreLeaseRequest",
+    "ScoreLeases",
     "ScoreLine",
     "ScoreList",
+    "ScoreOmitted",
     "ScoreReceipt",
     "ScoreRequest",
+    "ScoreRetried",
+    "ScoreRetryRequest",
     "ScoreRules",
+    "ScoreWork",
+    "ScoreWorkPer",
     "Segment",
     "SegmentSummary",
+    "SegmentText",
     "SegmentVersions",
     "SessionAssembly",
     "SessionBreak",
@@ -244,6 +257,15 @@ RolloutState = Literal[
     "late",
 ]
 """State of a rollout. These states are the terms of the conservation equation."""
+
+ScoreInclude = Literal["messages", "metadata", "text", "segments"]
+"""A part of a rollout that work for scorers can have with it."""
+
+ScoreOmitted = Literal["size", "damaged"]
+"""Why the contents of a rollout are not sent along."""
+
+ScoreWorkPer = Literal["rollout", "group"]
+"""What one piece of work for scorers is about."""
 
 SessionState = Literal["open", "finishing", "finished", "aborted", "expired"]
 """State of a session."""
@@ -1361,6 +1383,16 @@ class RecordRules:
 
 
 @dataclass(slots=True, kw_only=True)
+class ScoreWork:
+    """How scorers lease the work of giving a score."""
+
+    per: ScoreWorkPer = "rollout"
+    """Whether a scorer gets one rollout, or the rollouts of a group at once."""
+    max_attempts: int = 5
+    """How many leases may end without the score. Then the work is `exhausted` and waits for `POST /scores/retry`."""
+
+
+@dataclass(slots=True, kw_only=True)
 class ScoreRules:
     """Scores that a rollout must have before it is judged. A score is a named number about a rollout: its `reward`,
     each of its `reward_components`, and what others post to `/scores`, also later."""
@@ -1373,6 +1405,8 @@ class ScoreRules:
     reward: str | None = None
     """CEL expression of the reward, over the variables of filters of scope `rollout`, 4 KiB at most. When absent, the
     score `reward` is the reward."""
+    work: dict[str, ScoreWork] = field(default_factory=dict[str, ScoreWork])
+    """The required scores that scorers can lease as work, by name."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -1681,6 +1715,32 @@ class Sampling:
 
 
 @dataclass(slots=True, kw_only=True)
+class ScoreExtendRequest:
+    """A heartbeat for leases of work."""
+
+    policy: str | None = None
+    """Policy of the work; `default` when absent."""
+    leases: Sequence[str]
+    """The leases, 1 to 256."""
+    ttl_s: int | None = None
+    """Seconds from now until they expire, at most 86,400; `lease.ttl_s` of the rules when absent."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ScoreExtended:
+    """What became of leases that were to be extended."""
+
+    expires_at: str
+    """When the leases that are held expire now."""
+    expires_in_ms: int
+    """Milliseconds until then."""
+    held: list[str]
+    """Leases that are held, in the order of the request."""
+    lost: list[str]
+    """Leases that are lost: their work is settled, or will be given to others."""
+
+
+@dataclass(slots=True, kw_only=True)
 class ScoreInfo:
     """A score that was given."""
 
@@ -1696,84 +1756,44 @@ class ScoreInfo:
     """Whether the decision about the rollout counts the score, or will."""
     given_at: str
     """When it was given."""
+    attempt: int | None = None
+    """Which lease of its work it settled, counted from 1; absent if it was given without a lease."""
 
 
 @dataclass(slots=True, kw_only=True)
-class ScoreReceipt:
-    """The answer to a score."""
+class ScoreItem:
+    """One piece of work: a score of a rollout, or of the rollouts of a group."""
 
+    lease: str
+    """Token that proves the lease, for `POST /scores`."""
+    expires_at: str
+    """When the lease expires."""
+    expires_in_ms: int
+    """Milliseconds until then."""
+    attempt: int
+    """Number of this attempt, counted from 1."""
+    max_attempts: int
+    """How many there are."""
     policy: str
-    """Policy of the rollout."""
-    rollout_id: str
-    """Id of the rollout."""
+    """Policy of the rollouts."""
     name: str
     """Name of the score."""
-    scorer: str
-    """Who gave it."""
-    duplicate: bool
-    """True if the same score was already stored and this post changed nothing."""
-    applied: bool
-    """Whether the decision about the rollout counts the score, or will. A score that comes after the decision is stored
-    and shown, and changes nothing."""
-    scoring: list[str]
-    """Required scores that the rollout still lacks."""
-    verdict: Verdict
-    """The decision about the rollout; not final as long as it lacks scores."""
-    reason: str | None = None
-    """Name of the filter that matched, or a built-in code."""
-    group: ReceiptGroup
-    """The group after this post."""
+    per: ScoreWorkPer
+    """Whether it is about one rollout or about a whole group."""
+    group_id: str
+    """Group of the rollouts."""
+    rollouts: list[ScoreItemRollout]
+    """The rollout, or the kept and masked rollouts of the group."""
 
 
 @dataclass(slots=True, kw_only=True)
-class ScoreLine:
-    """One line of the answer to scores that were sent as lines (`application/x-ndjson`)."""
+class SegmentText:
+    """The text of a segment, with special tokens."""
 
-    line: int
-    """Line of the request, counted from 1. Empty lines are counted but not answered."""
-    status: int
-    """HTTP status that the line would have received as a request of its own."""
-    receipt: ScoreReceipt | None = None
-    """Receipt of a score that was accepted."""
-    problem: Problem | None = None
-    """Problem of a score that was refused."""
-
-
-@dataclass(slots=True, kw_only=True)
-class ScoreList:
-    """The scores of a rollout."""
-
-    policy: str
-    """Policy of the rollout."""
-    rollout_id: str
-    """Id of the rollout."""
-    scoring: list[str]
-    """Required scores that the rollout lacks."""
-    deadline_at: str | None = None
-    """When the rollout is dropped if it still lacks one; null if it lacks none."""
-    scores: list[ScoreInfo]
-    """Its scores, by name."""
-
-
-@dataclass(slots=True, kw_only=True)
-class ScoreRequest:
-    """A score of a rollout."""
-
-    policy: str | None = None
-    """Policy of the rollout; `default` when absent."""
-    rollout_id: str
-    """Id of the rollout, in the current run of its policy."""
-    name: str
-    """Name of the score. `reward` is the reward, unless the rules compute another one."""
-    value: float
-    """The score. It must be finite; the sign of a zero is not kept."""
-    scorer: str | None = None
-    """Who gives the score, as scores of several scorers with one name are their mean; when absent, the id of the key,
-    or `anonymous` without keys."""
-    rationale: str | None = None
-    """Why, in at most 16 KiB."""
-    replace: bool = False
-    """Whether the score may replace another value by the same scorer, as long as the rollout is not judged."""
+    prompt: str
+    """The prompt."""
+    response: str
+    """The response."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -1818,6 +1838,168 @@ class Segment:
     turns: Sequence[TurnSpan] | None = None
     """The turns of the response, in order, for policies whose rule `advantage` compares turns. A segment without any
     has one for each run of tokens with mask 1."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ScoreItemRollout:
+    """A rollout that needs a score, or that stands beside one."""
+
+    rollout_id: str
+    """Id of the rollout."""
+    scoring: list[str]
+    """Required scores that it lacks. A rollout of a group that does not lack the score of the item needs none."""
+    policy_version: int
+    """Weight version of the rollout."""
+    status: Status
+    """How its execution ended."""
+    reward: float | None = None
+    """The reward that its producer sent."""
+    reward_components: dict[str, float]
+    """Named parts of the reward that its producer sent; in a group, those of a rollout with all of its scores have
+    these with them."""
+    messages: list[dict[str, Any]] | None = None
+    """Chat messages, if they were asked for and there are some."""
+    metadata: dict[str, Any] | None = None
+    """Metadata, if it was asked for and there is some."""
+    text: list[SegmentText] | None = None
+    """The segments as text, if that was asked for and the tokenizer is known."""
+    segments: list[Segment] | None = None
+    """The segments, if they were asked for."""
+    omitted: ScoreOmitted | None = None
+    """Why what was asked for is not here; absent if it is."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ScoreLeaseRequest:
+    """A request for work: scores that rollouts lack and that the rules let scorers lease (`scores.work`)."""
+
+    policy: str | None = None
+    """Policy of the rollouts; `default` when absent."""
+    names: Sequence[str]
+    """Names of the scores that the scorer can give, 1 to 16."""
+    max: int | None = None
+    """The most items, at most 256; 1 when absent."""
+    wait_ms: int | None = None
+    """Milliseconds to wait for work, at most 60,000."""
+    scorer: str | None = None
+    """Name of the scorer, the scope of `request_id`; when absent, the id of the key, or `anonymous` without keys."""
+    request_id: str | None = None
+    """Makes the request safe to repeat: while one of its leases is alive, the same request returns the same items."""
+    ttl_s: int | None = None
+    """Seconds of the leases, at most 86,400; `lease.ttl_s` of the rules when absent."""
+    include: list[ScoreInclude] = field(default_factory=list[ScoreInclude])
+    """What of the rollouts to send along."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ScoreLeases:
+    """Work that was leased."""
+
+    items: list[ScoreItem]
+    """The items, oldest first; empty if there was no work in time."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ScoreReceipt:
+    """The answer to a score."""
+
+    policy: str
+    """Policy of the rollout."""
+    rollout_id: str
+    """Id of the rollout."""
+    name: str
+    """Name of the score."""
+    scorer: str
+    """Who gave it."""
+    duplicate: bool
+    """True if the same score was already stored and this post changed nothing."""
+    applied: bool
+    """Whether the decision about the rollout counts the score, or will. A score that comes after the decision is stored
+    and shown, and changes nothing."""
+    failed: bool = False
+    """True if no score was given, and the attempt of the lease's holder was counted as failed."""
+    scoring: list[str]
+    """Required scores that the rollout still lacks."""
+    verdict: Verdict
+    """The decision about the rollout; not final as long as it lacks scores."""
+    reason: str | None = None
+    """Name of the filter that matched, or a built-in code."""
+    group: ReceiptGroup
+    """The group after this post."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ScoreLine:
+    """One line of the answer to scores that were sent as lines (`application/x-ndjson`)."""
+
+    line: int
+    """Line of the request, counted from 1. Empty lines are counted but not answered."""
+    status: int
+    """HTTP status that the line would have received as a request of its own."""
+    receipt: ScoreReceipt | None = None
+    """Receipt of a score that was accepted."""
+    problem: Problem | None = None
+    """Problem of a score that was refused."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ScoreList:
+    """The scores of a rollout."""
+
+    policy: str
+    """Policy of the rollout."""
+    rollout_id: str
+    """Id of the rollout."""
+    scoring: list[str]
+    """Required scores that the rollout lacks."""
+    deadline_at: str | None = None
+    """When the rollout is dropped if it still lacks one; null if it lacks none."""
+    scores: list[ScoreInfo]
+    """Its scores, by name."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ScoreRequest:
+    """A score of a rollout, or with `failed` that the holder of a lease could not give it."""
+
+    policy: str | None = None
+    """Policy of the rollout; `default` when absent."""
+    rollout_id: str
+    """Id of the rollout, in the current run of its policy."""
+    name: str
+    """Name of the score. `reward` is the reward, unless the rules compute another one."""
+    value: float | None = None
+    """The score. It must be finite; the sign of a zero is not kept. Needed unless there is `failed`."""
+    failed: str | None = None
+    """Why the holder of the lease could not give the score, in at most 1,024 bytes. The work can be leased again, until
+    its attempts are used up."""
+    lease: str | None = None
+    """The lease of the work that this score settles. If it has ended, nothing is stored."""
+    scorer: str | None = None
+    """Who gives the score, as scores of several scorers with one name are their mean; when absent, the scorer of the
+    lease, without one the id of the key, or `anonymous` without keys."""
+    rationale: str | None = None
+    """Why, in at most 16 KiB."""
+    replace: bool = False
+    """Whether the score may replace another value by the same scorer, as long as the rollout is not judged."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ScoreRetried:
+    """The answer to it."""
+
+    retried: int
+    """Items that have all of their attempts again."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ScoreRetryRequest:
+    """A request to try work again whose attempts are used up."""
+
+    policy: str | None = None
+    """Policy of the work; `default` when absent."""
+    name: str
+    """Name of the score."""
 
 
 @dataclass(slots=True, kw_only=True)

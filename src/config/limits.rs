@@ -112,11 +112,11 @@ impl Limits {
         within("trajectory_segments", self.trajectory_segments, 1, SEGMENTS_MAX);
         within("metadata_bytes", self.metadata_bytes, 0, BODY_BYTES_MAX);
         within("policies", self.policies, 1, POLICIES_MAX);
-        within("waiters", self.waiters, 1, CONNECTIONS_MAX / 3);
+        within("waiters", self.waiters, 1, CONNECTIONS_MAX / 4);
         within("waiters_per_key", self.waiters_per_key, 1, CONNECTIONS_MAX);
         within("waiter_poll_interval_ms", self.waiter_poll_interval_ms, 1, SECONDS_MAX * 1_000);
-        // A request that waits for a batch or a version holds a connection, and acks and heartbeats need free ones.
-        within("connections", self.connections, self.waiters.saturating_mul(3), CONNECTIONS_MAX);
+        // A request that waits for a batch, a version or work holds a connection, and acks and heartbeats need free ones.
+        within("connections", self.connections, self.waiters.saturating_mul(4), CONNECTIONS_MAX);
     }
 
     pub(super) fn server(&self) -> ServerLimits {

@@ -48,7 +48,7 @@ use crate::{
     routes::{
         admissions, batches, console, groups, imports, keys,
         looking::{content, exports, filters, journal, series, steps, why},
-        operations, policies, samples, scores, sessions,
+        operations, policies, samples, score_leases, scores, sessions,
         tokenizers::{self, Tokenizers},
         trajectories, whoami,
     },
@@ -210,6 +210,9 @@ fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(imports::post))
         .routes(routes!(admissions::post))
         .routes(routes!(scores::post, scores::get))
+        .routes(routes!(score_leases::lease))
+        .routes(routes!(score_leases::extend))
+        .routes(routes!(score_leases::retry))
         .routes(routes!(sessions::open, sessions::list))
         .routes(routes!(sessions::get))
         .routes(routes!(sessions::turns))

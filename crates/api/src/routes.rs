@@ -11,6 +11,7 @@ pub(crate) mod looking;
 pub(crate) mod operations;
 pub mod policies;
 pub(crate) mod samples;
+pub(crate) mod score_leases;
 pub(crate) mod scores;
 pub(crate) mod sessions;
 pub mod tokenizers;

@@ -42,6 +42,7 @@ pub mod ingest;
 
 pub mod evaluation;
 
+pub mod score_work;
 pub mod scores;
 pub mod scoring;
 

@@ -8,6 +8,8 @@ pub enum Awaited {
     Batch,
     /// A new weight version.
     Version,
+    /// Work for scorers.
+    Work,
 }
 
 /// An event at a replica that waiters elsewhere may wait for.

@@ -295,6 +295,12 @@ pub enum LostLease {
     /// The batch is not leased, because the lease expired or its holder ended it.
     #[error("the lease has expired or was ended by its holder: the batch is not leased")]
     Ended,
+    /// No work has this lease.
+    #[error(
+        "the lease of this work has ended, because it expired, was used, or the score came from elsewhere: nothing was stored, \
+         and work that still lacks the score is given to the next scorer that asks"
+    )]
+    OfWork,
 }
 
 impl Refusal {

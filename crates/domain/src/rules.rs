@@ -6,8 +6,8 @@ pub mod filter;
 use std::collections::{BTreeMap, BTreeSet};
 
 use forebay_wire::{
-    Advantage, AdvantageName, FilterRule, Gdpo, Gigpo, LossWeighting, PolicyRules, Requirement, TurnReturn, Violation,
-    Whiten,
+    Advantage, AdvantageName, FilterRule, Gdpo, Gigpo, LossWeighting, PolicyRules, Requirement, ScoreWork, TurnReturn,
+    Violation, Whiten,
 };
 
 use self::filter::{FilterViolation, Filters, reward::RewardExpression};
@@ -46,6 +46,9 @@ const OMEGA_MAX: f64 = 1e6;
 
 /// The most scores that a rollout may have to wait for.
 const REQUIRED_SCORES_MAX: usize = 16;
+
+/// The most leases of one piece of work for scorers.
+const WORK_ATTEMPTS_MAX: u32 = 1_000;
 
 /// Seconds of a day: the longest lease, also after a heartbeat.
 pub const LEASE_TTL_S_MAX: u64 = 86_400;
@@ -124,6 +127,18 @@ impl Rules {
     #[must_use]
     pub fn missing_scores(&self, scores: &BTreeMap<String, f64>) -> Vec<String> {
         self.wire.scores.required.iter().filter(|name| !scores.contains_key(*name)).cloned().collect()
+    }
+
+    /// How scorers lease the work of giving a score; none if they cannot.
+    #[must_use]
+    pub fn work(&self, score: &str) -> Option<&ScoreWork> {
+        self.wire.scores.work.get(score)
+    }
+
+    /// Whether scorers can lease work.
+    #[must_use]
+    pub fn have_work(&self) -> bool {
+        !self.wire.scores.work.is_empty()
     }
 
     /// Whether something must be evaluated to judge a rollout.
@@ -290,6 +305,16 @@ fn check_scores(rules: &PolicyRules, violations: &mut Vec<Violation>) {
     if !(1..=DURATION_S_MAX).contains(&rules.scores.timeout_s) {
         let detail = format!("must be 1 to {DURATION_S_MAX}, is {}", rules.scores.timeout_s);
         push("/scores/timeout_s".into(), detail);
+    }
+    for (name, work) in &rules.scores.work {
+        let pointer = format!("/scores/work/{}", escape(name));
+        if !required.contains(name) {
+            push(pointer.clone(), format!("`{name}` is not among `scores.required`, so no rollout waits for it"));
+        }
+        if !(1..=WORK_ATTEMPTS_MAX).contains(&work.max_attempts) {
+            let detail = format!("must be 1 to {WORK_ATTEMPTS_MAX}, is {}", work.max_attempts);
+            push(format!("{pointer}/max_attempts"), detail);
+        }
     }
 }
 

@@ -91,6 +91,12 @@ impl BatchMember {
     }
 }
 
+impl AsRef<Self> for SealedRow {
+    fn as_ref(&self) -> &Self {
+        self
+    }
+}
+
 impl AsRef<SealedRow> for BatchMember {
     fn as_ref(&self) -> &SealedRow {
         &self.row

@@ -8,7 +8,7 @@ use forebay_wire::Status;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use crate::{clock::Timestamp, rules::Rules, trajectory::Facts};
+use crate::{clock::Timestamp, ids::LeaseToken, rules::Rules, trajectory::Facts};
 
 /// The name of the score that is the reward, if the rules do not compute another one.
 pub const REWARD: &str = "reward";
@@ -27,6 +27,8 @@ pub struct Score {
     /// Whether the decision about the rollout counts it, or will.
     pub applied: bool,
     pub given_at: Timestamp,
+    /// The lease with which it was given, and which attempt that was.
+    pub lease: Option<(LeaseToken, u32)>,
 }
 
 /// What filters read of a rollout that lacks scores and that its row does not have.
@@ -152,6 +154,7 @@ mod tests {
             rationale: None,
             applied: true,
             given_at: Timestamp::from_micros(0),
+            lease: None,
         };
         let judges = [given("judge", "a", 0.2), given("judge", "b", 0.4), given("judge", "c", 0.9)];
         let found = all(&posted, Some(0.5), judges.iter().chain([&given("tests", "d", 0.0)]));

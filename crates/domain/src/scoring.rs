@@ -13,10 +13,11 @@ use forebay_wire::{Status, Violation};
 use crate::{
     clock::Timestamp,
     evaluation::{self, FilterVerdict},
-    ids::{PolicyName, RolloutId, RolloutPk, Version, check_name},
+    ids::{LeaseToken, PolicyName, RolloutId, RolloutPk, Version, check_name},
     ingest::decide::{self, GroupFill},
     refusal::Refusal,
     rules::{Rules, filter::facts::RolloutFacts},
+    score_work::WorkEvent,
     scores::{self, BesideRow, PRODUCER, REWARD, Score, Standing},
     states::{GroupState, Verdict},
     trajectory::REWARD_COMPONENTS_MAX,
@@ -31,6 +32,9 @@ pub const POST_MAX: usize = 256;
 /// The longest rationale.
 pub const RATIONALE_BYTES_MAX: usize = 16 << 10;
 
+/// The longest reason for which a score is not given.
+pub const FAILED_BYTES_MAX: usize = 1_024;
+
 /// How often a request is tried again if scores, rules or versions change meanwhile.
 pub const ATTEMPTS_MAX: u32 = 8;
 
@@ -40,15 +44,26 @@ pub struct NewScore {
     pub policy: PolicyName,
     pub rollout_id: RolloutId,
     pub name: String,
-    pub scorer: String,
-    pub value: f64,
+    /// None for the scorer that holds the lease.
+    pub scorer: Option<String>,
+    pub given: Given,
+    /// The lease of the work that it settles.
+    pub lease: Option<LeaseToken>,
     pub rationale: Option<String>,
     /// Whether it may take the place of another value by the same scorer.
     pub replace: bool,
 }
 
+/// What a scorer has to say.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Given {
+    Value(f64),
+    /// It could not give the score, for this reason.
+    Failed(String),
+}
+
 impl NewScore {
-    /// Checks a score, whose pointers begin with `at`. Without a scorer of its own it has `scorer`.
+    /// Checks a score, whose pointers begin with `at`. Without a scorer of its own and without a lease it has `scorer`.
     pub fn parse(
         sent: forebay_wire::ScoreRequest,
         policy: PolicyName,
@@ -65,24 +80,48 @@ impl NewScore {
         if let Err(error) = &rollout_id {
             require(false, "rollout_id", error.to_string());
         }
-        let scorer = sent.scorer.unwrap_or_else(|| scorer.to_owned());
-        for (field, text) in [("name", &sent.name), ("scorer", &scorer)] {
-            if let Err(detail) = check_name(text) {
+        let scorer = sent.scorer.or_else(|| sent.lease.is_none().then(|| scorer.to_owned()));
+        let named = [("name", Some(&sent.name)), ("scorer", scorer.as_ref()), ("lease", sent.lease.as_ref())];
+        for (field, text) in named {
+            if let Some(Err(detail)) = text.map(|text| check_name(text)) {
                 require(false, field, detail);
             }
         }
-        require(sent.value.is_some(), "value", "is needed".to_owned());
-        require(sent.value.is_none_or(f64::is_finite), "value", "must be finite".to_owned());
+        let given = match (sent.value, sent.failed) {
+            (Some(value), None) => {
+                require(value.is_finite(), "value", "must be finite".to_owned());
+                Some(Given::Value(value + 0.0))
+            }
+            (None, Some(reason)) => {
+                let detail = format!("must be 1 to {FAILED_BYTES_MAX} bytes, is {}", reason.len());
+                require((1..=FAILED_BYTES_MAX).contains(&reason.len()), "failed", detail);
+                require(
+                    sent.lease.is_some(),
+                    "lease",
+                    "is needed beside `failed`: only leased work can fail".to_owned(),
+                );
+                Some(Given::Failed(reason))
+            }
+            (Some(_), Some(_)) => {
+                require(false, "failed", "must not stand beside `value`".to_owned());
+                None
+            }
+            (None, None) => {
+                require(false, "value", "is needed".to_owned());
+                None
+            }
+        };
         let bytes = sent.rationale.as_ref().map_or(0, String::len);
         let detail = format!("must be at most {RATIONALE_BYTES_MAX} bytes, is {bytes}");
         require(bytes <= RATIONALE_BYTES_MAX, "rationale", detail);
-        match (rollout_id, sent.value) {
-            (Ok(rollout_id), Some(value)) if violations.is_empty() => Ok(Self {
+        match (rollout_id, given) {
+            (Ok(rollout_id), Some(given)) if violations.is_empty() => Ok(Self {
                 policy,
                 rollout_id,
                 name: sent.name,
                 scorer,
-                value: value + 0.0,
+                given,
+                lease: sent.lease.as_deref().map(LeaseToken::presented),
                 rationale: sent.rationale,
                 replace: sent.replace,
             }),
@@ -103,10 +142,19 @@ pub struct PutScores {
 /// What became of scores.
 #[derive(Clone, Debug)]
 pub enum PutOutcome {
-    /// They are stored, in their order.
-    Stored(Vec<Scored>),
+    /// They are stored.
+    Stored(Stored),
     /// Nothing is stored: these rollouts would have all of their scores, and their filters must be evaluated first.
     Judge(Vec<Complete>),
+}
+
+/// Scores that are stored.
+#[derive(Clone, Debug)]
+pub struct Stored {
+    /// In their order.
+    pub scores: Vec<Scored>,
+    /// What happened to the work whose leases came with them.
+    pub work: Vec<(PolicyName, WorkEvent)>,
 }
 
 /// A stored score, and what its rollout is after it.
@@ -120,6 +168,8 @@ pub struct Scored {
     pub duplicate: bool,
     /// Whether the decision about the rollout counts it, or will.
     pub applied: bool,
+    /// Whether there is no score, because the holder of a lease could not give it.
+    pub failed: bool,
     /// The required scores that the rollout still lacks.
     pub scoring: Vec<String>,
     pub verdict: Verdict,
@@ -258,12 +308,13 @@ impl Complete {
 /// given.
 pub fn check(
     new: &NewScore,
+    scorer: &str,
     index: usize,
     sent: &BTreeMap<String, f64>,
     stored: &[Score],
     is_decided: bool,
 ) -> Result<(), Refusal> {
-    let own = |score: &&Score| (&score.name, &score.scorer) == (&new.name, &new.scorer);
+    let own = |score: &&Score| (&*score.name, &*score.scorer) == (&*new.name, scorer);
     let mut others = stored.iter().filter(own);
     if !is_decided
         && !new.replace
@@ -273,7 +324,7 @@ pub fn check(
             rollout_id: new.rollout_id.to_string(),
             index,
             name: new.name.clone(),
-            scorer: new.scorer.clone(),
+            scorer: scorer.to_owned(),
             value: other.value,
         });
     }

@@ -215,6 +215,9 @@ fn report_one(buffer: &Buffer, new: &NewRollout, ingested: &Ingested) {
     if let (Verdict::Dropped, Some(reason)) = (decision.verdict, &decision.reason) {
         buffer.metrics.dropped(policy, reason);
     }
+    if !decision.scoring.is_empty() {
+        replicas::wake(buffer, Awaited::Work, &ingested.policy);
+    }
     if let Some(state) = ingested.decided {
         let failed = &ingested.failed_group_filters;
         report_decided(buffer, &ingested.policy, state, ingested.discarded.as_deref(), failed);

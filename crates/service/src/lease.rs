@@ -132,7 +132,7 @@ impl Buffer {
         loop {
             // If this future is dropped before its first check, or the check is refused or fails, the next waiter gets its
             // wake-up.
-            let passed_on = self.wakers.pass_on(&request.policy);
+            let passed_on = waker.pass_on();
             let answer = {
                 let _turn = waker.turn.lock().await;
                 if !is_still_permitted() {

@@ -25,7 +25,7 @@ pub mod lease;
 pub mod reading;
 
 pub mod samples;
-mod scores;
+pub mod scores;
 
 pub mod payloads;
 
@@ -78,9 +78,9 @@ use crate::{
 pub struct BufferOptions {
     /// Bounds of one trajectory.
     pub limits: TrajectoryLimits,
-    /// How many requests may wait for a batch at once, and how many others for a version.
+    /// How many requests may wait for a batch at once, how many others for a version, and how many for work.
     pub waiters_max: usize,
-    /// How many requests of one caller may wait for a batch at once, and how many others for a version.
+    /// How many requests of one caller may wait for a batch at once, how many others for a version, and how many for work.
     pub waiters_per_caller_max: usize,
     /// Time between two polls of a waiter, on average.
     pub waiter_poll_interval: Duration,
@@ -107,6 +107,7 @@ pub struct Buffer {
     replicas: Option<Arc<Replicas>>,
     batch_waiters: Arc<WaiterSlots>,
     version_waiters: Arc<WaiterSlots>,
+    work_waiters: Arc<WaiterSlots>,
     waiting_consumers: Arc<WaitingConsumers>,
     noticed: Arc<Noticed>,
     /// Who does what is done with this handle, for the journal.
@@ -140,6 +141,7 @@ impl Buffer {
         let buffer = Self {
             batch_waiters: waiters("a batch"),
             version_waiters: waiters("a version"),
+            work_waiters: waiters("work"),
             waiting_consumers: Arc::default(),
             noticed: Arc::default(),
             acting: None,

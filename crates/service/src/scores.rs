@@ -3,16 +3,18 @@
 //! As in [`ingest`], the store decides in its transaction and evaluates nothing. It answers with what must be evaluated, and
 //! is asked again.
 
+pub mod work;
+
 use std::{collections::HashMap, sync::Arc};
 
-use forebay_bounds::work;
+use forebay_bounds::work::on_thread;
 use forebay_domain::{
     ids::{GroupPk, PolicyName, RolloutId, RolloutPk},
     reasons,
     refusal::Refusal,
     scoring::{
         ATTEMPTS_MAX, Complete, FindScores, FoundScores, Judged, NewScore, PutOutcome, PutScores, Scored,
-        ScoredDecision,
+        ScoredDecision, Stored,
     },
     states::Verdict,
 };
@@ -40,9 +42,10 @@ impl Buffer {
             let known = judged.values().map(|(_, judged)| judged.clone()).collect();
             let put = PutScores { scores: Arc::clone(&scores), judged: Arc::new(known), now: self.clock.now() };
             match self.store.write(put).await?? {
-                PutOutcome::Stored(stored) => {
-                    report(self, &stored);
-                    return Ok(stored);
+                PutOutcome::Stored(Stored { scores, work }) => {
+                    report(self, &scores);
+                    work::report(self, work);
+                    return Ok(scores);
                 }
                 PutOutcome::Judge(complete) => {
                     for one in judge(complete).await? {
@@ -64,14 +67,14 @@ impl Buffer {
 
 async fn judge(complete: Vec<Complete>) -> Result<Vec<Judged>, StoreError> {
     let judge = move || complete.into_iter().map(Complete::judge).collect();
-    work::on_thread(judge).await.map_err(|_| StoreError::Closed)
+    on_thread(judge).await.map_err(|_| StoreError::Closed)
 }
 
 /// Counts what was decided, and wakes waiters for the groups that became ready.
 fn report(buffer: &Buffer, stored: &[Scored]) {
     for (index, scored) in stored.iter().enumerate() {
         let policy = scored.policy.as_str();
-        if !scored.duplicate {
+        if !scored.duplicate && !scored.failed {
             buffer.metrics.scored(policy, scored.applied);
         }
         let is_first = |same: fn(&Scored, &Scored) -> bool| !stored[..index].iter().any(|other| same(other, scored));

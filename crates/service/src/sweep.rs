@@ -126,6 +126,7 @@ impl Buffer {
             return Ok(());
         }
         expire_leases(self).await?;
+        scores::work::expire(self, SLICE).await?;
         end::expire(self, SLICE).await?;
         // Before groups whose time is over, which are not decided while one of their rollouts lacks a score.
         scores::drop_unscored(self, SLICE).await?;

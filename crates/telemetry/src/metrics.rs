@@ -143,6 +143,8 @@ declare! {
         duplicates: IntCounterVec = "forebay_duplicates_total" ["policy"],
         /// Scores posted, without duplicates; `applied` is `false` for those that came after the decision about their rollout.
         scores: IntCounterVec = "forebay_scores_total" ["policy", "applied"],
+        /// Events of work for scorers, by event: granted, settled, failed, expired, or exhausted with its last attempt.
+        score_work: IntCounterVec = "forebay_score_work_total" ["policy", "event"],
         /// Tokens of rollouts received.
         tokens_received: IntCounterVec = "forebay_tokens_received_total" ["policy"],
         /// Rollouts and groups dropped, by the rule that dropped them.
@@ -487,6 +489,13 @@ impl Metrics {
     pub fn scored(&self, policy: &str, applied: bool) {
         let applied = if applied { "true" } else { "false" };
         self.flow.scores.with_label_values(&[self.policies.bound(policy), applied]).inc();
+    }
+
+    /// Work for scorers was leased, or its lease ended.
+    pub fn score_work(&self, policy: &str, event: &str, items: u64) {
+        if items > 0 {
+            self.flow.score_work.with_label_values(&[self.policies.bound(policy), event]).inc_by(items);
+        }
     }
 
     /// A rule dropped a rollout or a group.

@@ -64,9 +64,13 @@ pub use problem::{PROBLEM_JSON, Problem, Violation};
 pub use rules::{
     BacklogRules, BatchOrder, BatchRules, EnvironmentRules, FilterAction, FilterRule, FilterScope, GroupRules,
     LeaseRules, LossWeighting, OnDrop, PolicyRules, RecordRules, Requirement, RetentionRules, Retries, ScoreRules,
-    SessionRules, Settle, StalenessAction, StalenessRules,
+    ScoreWork, ScoreWorkPer, SessionRules, Settle, StalenessAction, StalenessRules,
 };
-pub use score::{ScoreInfo, ScoreLine, ScoreList, ScoreReceipt, ScoreRequest};
+pub use score::{
+    ScoreExtendRequest, ScoreExtended, ScoreInclude, ScoreInfo, ScoreItem, ScoreItemRollout, ScoreLeaseRequest,
+    ScoreLeases, ScoreLine, ScoreList, ScoreOmitted, ScoreReceipt, ScoreRequest, ScoreRetried, ScoreRetryRequest,
+    SegmentText,
+};
 pub use session::{
     AbortRequest, BaseUrls, FinishRequest, SessionAssembly, SessionBreak, SessionDropped, SessionEnded, SessionFinish,
     SessionInfo, SessionModel, SessionOpened, SessionPage, SessionPolicy, SessionRequest, SessionState, SessionTurn,

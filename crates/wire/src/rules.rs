@@ -358,6 +358,40 @@ pub struct ScoreRules {
     /// score `reward` is the reward.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reward: Option<String>,
+    /// The required scores that scorers can lease as work, by name.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    #[cfg_attr(feature = "openapi", schema(required = false))]
+    pub work: BTreeMap<String, ScoreWork>,
+}
+
+/// How scorers lease the work of giving a score.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(default, deny_unknown_fields)]
+pub struct ScoreWork {
+    /// Whether a scorer gets one rollout, or the rollouts of a group at once.
+    pub per: ScoreWorkPer,
+    /// How many leases may end without the score. Then the work is `exhausted` and waits for `POST /scores/retry`.
+    #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 1000))]
+    pub max_attempts: u32,
+}
+
+impl Default for ScoreWork {
+    fn default() -> Self {
+        Self { per: ScoreWorkPer::Rollout, max_attempts: 5 }
+    }
+}
+
+/// What one piece of work for scorers is about.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum ScoreWorkPer {
+    /// One rollout, as soon as it arrives.
+    #[default]
+    Rollout,
+    /// All rollouts of a group, as soon as it is full, or its own timeout is over.
+    Group,
 }
 
 impl ScoreRules {
@@ -368,7 +402,7 @@ impl ScoreRules {
 
 impl Default for ScoreRules {
     fn default() -> Self {
-        Self { required: Vec::new(), timeout_s: 3600, reward: None }
+        Self { required: Vec::new(), timeout_s: 3600, reward: None, work: BTreeMap::new() }
     }
 }
 

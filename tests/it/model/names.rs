@@ -163,7 +163,7 @@ pub(crate) fn rules(rules: &Rules) -> Arc<rules::Rules> {
         scores: ScoreRules {
             required: rules.scored_s.iter().flat_map(|_| SCORES).map(str::to_owned).collect(),
             timeout_s: rules.scored_s.unwrap_or(3_600) as u64,
-            reward: None,
+            ..ScoreRules::default()
         },
         filter: if rules.filters { filters(rules.scored_s.is_some()) } else { Vec::new() },
         ..PolicyRules::default()

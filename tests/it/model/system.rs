@@ -19,7 +19,7 @@ use forebay_domain::{
     lineage::Publish,
     looking::ledger::{GroupFilter, Story, StoryFilter},
     refusal::Refusal,
-    scoring::{NewScore, Scored},
+    scoring::{Given, NewScore, Scored},
     session::SessionKey,
 };
 use forebay_service::{
@@ -298,8 +298,9 @@ impl System {
             policy: policy_name(score.policy),
             rollout_id: RolloutId::parse(self.names.rollout(score.rollout)).expect("the id is valid"),
             name: SCORES[score.name].to_owned(),
-            scorer: "scorer".to_owned(),
-            value: f64::from(score.value) / 2.0,
+            scorer: Some("scorer".to_owned()),
+            given: Given::Value(f64::from(score.value) / 2.0),
+            lease: None,
             rationale: None,
             replace: score.replace,
         };

@@ -6,6 +6,7 @@
 //! | `POST /admissions`, `POST /trajectories`, `POST /imports/{format}` | x | | | | x |
 //! | `POST /sessions`, finish, abort | x | | | | x |
 //! | `POST /scores` | x | x | | | x |
+//! | `POST /scores/leases`, extend, `POST /scores/retry` | | x | | | x |
 //! | `GET /scores` | x | x | | x | x |
 //! | `GET /trajectories`, `GET /groups`, `GET /sessions`, turns | x | x | | x | x |
 //! | `GET /policies`, `GET /policies/{p}`, `GET /policies/{p}/why`, `GET /overview`, `GET /why` | x | x | x | x | x |
@@ -50,6 +51,9 @@ const ROUTES: &[(&str, &str, Needs)] = &[
     ("POST", "/imports/{format}", By(&[Produce, Admin])),
     ("GET", "/trajectories", By(&[Produce, Score, Read, Admin])),
     ("POST", "/scores", By(&[Produce, Score, Admin])),
+    ("POST", "/scores/leases", By(&[Score, Admin])),
+    ("POST", "/scores/leases/extend", By(&[Score, Admin])),
+    ("POST", "/scores/retry", By(&[Score, Admin])),
     ("GET", "/scores", By(&[Produce, Score, Read, Admin])),
     ("POST", "/sessions", By(&[Produce, Admin])),
     ("GET", "/sessions", By(&[Produce, Read, Admin])),

@@ -53,23 +53,24 @@ enum ScoreReceiptOrReceipts {
 ///
 /// A score is a named number about a rollout. If the rules of its policy require it (`scores.required`), the rollout has
 /// its place in its group and is `scoring` until it comes. The post of the last one judges the rollout by the filters of its
-/// group, and decides the group if that waited only for it. A JSON object is one score. An array is stored as a whole or
+/// group, and decides the group if that waited only for it. With the `lease` of work, the score settles the work, and is
+/// refused if the lease has ended; `failed` in the place of `value` gives the work back. A JSON object is one score. An array is stored as a whole or
 /// not at all. NDJSON: every line is stored or refused on its own. At most 256 scores.
 #[utoipa::path(
     post,
     path = "/scores",
     operation_id = "post_scores",
-    tag = "agents",
+    tag = "scorers",
     request_body(
         content((ScoreOrScores = "application/json"), (ScoreRequest = "application/x-ndjson")),
         description = "A JSON object, an array of objects, or one object per line"
     ),
     responses(
         (status = 201, description = "Stored. For an array: at least one score was new", body = ScoreReceiptOrReceipts),
-        (status = 200, description = "All scores were stored before. For lines: one line for each line of the request",
+        (status = 200, description = "All scores were stored before, or failed. For lines: one line for each line of the request",
             content((ScoreReceiptOrReceipts = "application/json"), (ScoreLine = "application/x-ndjson"))),
         (status = 404, description = "No such policy or rollout; nothing was stored"),
-        (status = 409, description = "`score-conflict`: the scorer has given another value, and the score is not `replace`; nothing was stored"),
+        (status = 409, description = "`score-conflict`: the scorer has given another value, and the score is not `replace`; `lease-lost`: the lease has ended; nothing was stored"),
         (status = 422, description = "Invalid: `errors` has a pointer for each violation; nothing was stored"),
     )
 )]
@@ -95,12 +96,17 @@ pub(crate) async fn post(
     }
 }
 
+/// Who a caller is that names no scorer.
+pub(crate) fn scorer_of(grant: &Grant) -> String {
+    grant.key_id.as_ref().map_or_else(|| ANONYMOUS.to_owned(), ToString::to_string)
+}
+
 /// Stores scores, all or none.
 async fn put(api: &Api, grant: &Grant, sent: Vec<ScoreRequest>) -> Result<Vec<Scored>, Failure> {
     if sent.len() > POST_MAX {
         return Err(Failure::invalid("", format!("must be at most {POST_MAX} scores, are {}", sent.len())));
     }
-    let scorer = grant.key_id.as_ref().map_or_else(|| ANONYMOUS.to_owned(), ToString::to_string);
+    let scorer = scorer_of(grant);
     let (mut parsed, mut violations) = (Vec::with_capacity(sent.len()), Vec::new());
     for (index, mut one) in sent.into_iter().enumerate() {
         let at = format!("/{index}");
@@ -154,7 +160,7 @@ fn of_one(failure: Failure, unnamed: bool) -> Failure {
 }
 
 fn status(stored: &[Scored]) -> StatusCode {
-    if stored.iter().all(|one| one.duplicate) { StatusCode::OK } else { StatusCode::CREATED }
+    if stored.iter().all(|one| one.duplicate || one.failed) { StatusCode::OK } else { StatusCode::CREATED }
 }
 
 fn receipt(scored: Scored) -> ScoreReceipt {
@@ -165,6 +171,7 @@ fn receipt(scored: Scored) -> ScoreReceipt {
         scorer: scored.scorer,
         duplicate: scored.duplicate,
         applied: scored.applied,
+        failed: scored.failed,
         scoring: scored.scoring,
         verdict: scored.verdict.into(),
         reason: scored.reason,
@@ -197,7 +204,7 @@ pub(crate) struct ScoreQuery {
     get,
     path = "/scores",
     operation_id = "get_scores",
-    tag = "agents",
+    tag = "scorers",
     params(ScoreQuery),
     responses(
         (status = 200, description = "The scores", body = ScoreList),
@@ -222,6 +229,7 @@ pub(crate) async fn get(
         rationale: score.rationale,
         applied: score.applied,
         given_at: score.given_at.to_string(),
+        attempt: score.lease.map(|(_, attempt)| attempt),
     };
     Ok(Answer(ScoreList {
         policy: policy.to_string(),

@@ -1,11 +1,11 @@
-//! Waking: requests that wait for a batch or a version are woken when it may be available.
+//! Waking: requests that wait for a batch, a version or work for scorers are woken when it may be available.
 //!
 //! A waiter registers before it checks, so an event between the check and the wait is not lost. Events at other
 //! replicas arrive through [`replicas`](crate::waiting::replicas). Because these notifications can be lost, one waiter of
 //! each policy also polls for all: by default every 500 ms, and seldom while notifications arrive.
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
     ops::Deref,
     sync::{
         Arc, Mutex, PoisonError,
@@ -43,8 +43,18 @@ pub(crate) struct Wakers {
 pub(crate) struct Waker {
     batches: Line,
     versions: Line,
+    /// Scorers, by the names of the scores that they can give.
+    work: Mutex<BTreeMap<Vec<String>, Arc<WorkLine>>>,
     /// One claim at a time: a second one would only wait for the lock on the policy's row.
     pub(crate) turn: tokio::sync::Mutex<()>,
+}
+
+/// The scorers that wait for the same work.
+#[derive(Debug, Default)]
+struct WorkLine {
+    line: Line,
+    /// One claim at a time: a second one would find what the first one takes.
+    turn: tokio::sync::Mutex<()>,
 }
 
 /// The waiters of one policy for the same thing.
@@ -53,6 +63,15 @@ struct Line {
     notify: Notify,
     /// When one of them last polled.
     polled_at: Mutex<Option<Instant>>,
+}
+
+impl Waker {
+    /// Work may be there: wakes one scorer of each line, because any of them may be able to do it.
+    fn wake_scorers(&self) {
+        for line in self.work.lock().unwrap_or_else(PoisonError::into_inner).values() {
+            line.line.notify.notify_one();
+        }
+    }
 }
 
 impl Line {
@@ -76,6 +95,13 @@ pub(crate) struct Watch<'w> {
     waker: Arc<Waker>,
 }
 
+impl Watch<'_> {
+    /// Wakes the next waiter for a batch when it is dropped, unless it was [kept](PassOn::keep).
+    pub(crate) fn pass_on(&self) -> PassOn<'_> {
+        PassOn { line: &self.waker.batches, kept: false }
+    }
+}
+
 impl Deref for Watch<'_> {
     type Target = Waker;
 
@@ -94,11 +120,51 @@ impl Drop for Watch<'_> {
     }
 }
 
-/// A wake-up for a batch. If the request that took it is dropped before it checks, the next waiter is woken instead.
+/// A reference to the scorers that wait for the same work, held while a request checks or waits.
+#[derive(Debug)]
+pub(crate) struct WorkWatch<'w> {
+    watch: Watch<'w>,
+    names: &'w Vec<String>,
+    line: Arc<WorkLine>,
+}
+
+impl Drop for WorkWatch<'_> {
+    fn drop(&mut self) {
+        let mut work = self.watch.work.lock().unwrap_or_else(PoisonError::into_inner);
+        // One reference is this watch's, and one is the map's.
+        if Arc::strong_count(&self.line) == 2 {
+            work.remove(self.names);
+        }
+    }
+}
+
+impl WorkWatch<'_> {
+    /// Waits until no other request of the line claims work.
+    pub(crate) async fn turn(&self) -> tokio::sync::MutexGuard<'_, ()> {
+        self.line.turn.lock().await
+    }
+
+    /// Wakes the next waiter of the line: more may be there.
+    pub(crate) fn wake_next(&self) {
+        self.line.line.notify.notify_one();
+    }
+
+    /// Wakes the next waiter when it is dropped, unless it was [kept](PassOn::keep).
+    pub(crate) fn pass_on(&self) -> PassOn<'_> {
+        PassOn { line: &self.line.line, kept: false }
+    }
+
+    pub(crate) async fn wait(&self, deadline: Instant) -> Woken {
+        let line = &self.line.line;
+        self.watch.wakers.wait(line, line.notify.notified(), Event::Announced, deadline).await
+    }
+}
+
+/// A wake-up of one waiter of a line. If the request that took it is dropped before it checks, the next waiter is woken
+/// instead.
 #[derive(Debug)]
 pub(crate) struct PassOn<'w> {
-    wakers: &'w Wakers,
-    policy: &'w PolicyName,
+    line: &'w Line,
     kept: bool,
 }
 
@@ -112,7 +178,7 @@ impl PassOn<'_> {
 impl Drop for PassOn<'_> {
     fn drop(&mut self) {
         if !self.kept {
-            self.wakers.batch(self.policy);
+            self.line.notify.notify_one();
         }
     }
 }
@@ -162,6 +228,15 @@ impl Wakers {
         Watch { wakers: self, policy, waker }
     }
 
+    /// The scorers of a policy that wait for work of the same names. Events from now on wake this watch, too.
+    pub(crate) fn watch_work<'w>(&'w self, policy: &'w PolicyName, names: &'w Vec<String>) -> WorkWatch<'w> {
+        let watch = self.watch(policy);
+        let mut work = watch.work.lock().unwrap_or_else(PoisonError::into_inner);
+        let line = Arc::clone(work.entry(names.clone()).or_default());
+        drop(work);
+        WorkWatch { watch, names, line }
+    }
+
     fn with_existing(&self, policy: &PolicyName, wake: impl FnOnce(&Waker)) {
         if let Some(waker) = self.by_policy.lock().unwrap_or_else(PoisonError::into_inner).get(policy) {
             wake(waker);
@@ -173,26 +248,23 @@ impl Wakers {
         match awaited {
             Awaited::Batch => self.batch(policy),
             Awaited::Version => self.version(policy),
+            Awaited::Work => self.with_existing(policy, Waker::wake_scorers),
         }
     }
 
     /// Wakes waiters when anything may have happened: all that wait for a version, and the first of each policy that
-    /// waits for a batch. The first wakes the next.
+    /// waits for a batch, or for the same work. The first wakes the next.
     pub(crate) fn wake_all(&self) {
         for waker in self.by_policy.lock().unwrap_or_else(PoisonError::into_inner).values() {
             waker.batches.notify.notify_one();
             waker.versions.notify.notify_waiters();
+            waker.wake_scorers();
         }
     }
 
     /// A batch may be ready: wakes one waiter.
     pub(crate) fn batch(&self, policy: &PolicyName) {
         self.with_existing(policy, |waker| waker.batches.notify.notify_one());
-    }
-
-    /// Wakes the next waiter when it is dropped, unless it was [kept](PassOn::keep).
-    pub(crate) fn pass_on<'w>(&'w self, policy: &'w PolicyName) -> PassOn<'w> {
-        PassOn { wakers: self, policy, kept: false }
     }
 
     /// The version changed: wakes all waiters for it.
@@ -316,6 +388,30 @@ mod tests {
         let patient = || wakers.until_version(&waker, Instant::now() + Duration::from_hours(1), look);
         let found = tokio::join!(patient(), patient(), wakers.until_version(&waker, Instant::now(), look));
         assert_eq!((found, looks.get()), ((Ok(Some(())), Ok(Some(())), Ok(Some(()))), 6));
+    }
+
+    #[tokio::test]
+    async fn one_scorer_of_each_line_is_woken_and_a_line_that_nobody_watches_takes_no_memory() {
+        let wakers = Wakers::new(Duration::from_hours(1));
+        let name = PolicyName::parse("a").expect("a name");
+        let (judge, tests) = (vec!["judge".to_owned()], vec!["judge".to_owned(), "tests".to_owned()]);
+        let lines = [&judge, &judge, &tests].map(|names| wakers.watch_work(&name, names));
+        let woken = async || {
+            let now = Instant::now();
+            let waits = lines.each_ref().map(|line| line.wait(now + Duration::from_millis(1)));
+            let [one, two, three] = waits;
+            let woken = tokio::join!(one, two, three);
+            [woken.0, woken.1, woken.2].map(|woken| woken == Woken::Recheck)
+        };
+        wakers.wake(Awaited::Work, &name);
+        let found = woken().await;
+        assert_eq!(found.iter().filter(|woken| **woken).count(), 2, "{found:?}");
+        assert!(found[2], "the other line has one waiter");
+        drop(lines[0].pass_on());
+        assert_eq!(woken().await.iter().filter(|woken| **woken).count(), 1, "a request that went passed it on");
+        let watch = wakers.watch(&name);
+        drop(lines);
+        assert!(watch.work.lock().expect("nobody panicked").is_empty());
     }
 
     #[test]

@@ -1,18 +1,22 @@
 //! Scores in the store: under the lock of its group, a rollout with its last score is judged, and the group is decided if it
 //! waited only for that.
 
+pub mod work;
+
 use async_trait::async_trait;
 use forebay_domain::{
     clock::Timestamp,
     formats::seal::{RolloutSeal, SEAL_BYTES},
     groups::Group,
-    ids::{GroupPk, IdKey, PolicyName, PolicyPk, RolloutPk, Version},
+    ids::{GroupPk, IdKey, LeaseToken, PolicyName, PolicyPk, RolloutPk, Version},
     policies::Policy,
     reasons,
     refusal::Refusal,
     rules::Rules,
     scores::{self, PRODUCER, Score},
-    scoring::{self, Complete, FindScores, FoundScores, NewScore, PutOutcome, PutScores, Scored, ScoredDecision},
+    scoring::{
+        self, Complete, FindScores, FoundScores, Given, NewScore, PutOutcome, PutScores, Scored, ScoredDecision, Stored,
+    },
     staleness::TrainedSpan,
     states::{GroupMove, RolloutState, Verdict},
     tally::Tally,
@@ -108,7 +112,7 @@ fn read_waiting(row: &mut Row) -> Result<Waiting, StoreError> {
 pub(super) async fn of_rollout(tx: &mut Tx<'_>, rollout: RolloutPk) -> Result<Vec<Score>, StoreError> {
     const SELECT_SCORES: Statement = Statement::new(
         "-- select_scores
-        SELECT rollout_pk, name, scorer, applied, value, rationale, given_us
+        SELECT rollout_pk, name, scorer, applied, value, rationale, given_us, lease, attempt
         FROM score
         WHERE rollout_pk = $1
         ORDER BY name, scorer, applied",
@@ -118,6 +122,7 @@ pub(super) async fn of_rollout(tx: &mut Tx<'_>, rollout: RolloutPk) -> Result<Ve
 }
 
 fn read_score(row: &mut Row) -> Result<Score, StoreError> {
+    let lease: Option<String> = row.get("lease")?;
     Ok(Score {
         name: row.get("name")?,
         scorer: row.get("scorer")?,
@@ -125,6 +130,7 @@ fn read_score(row: &mut Row) -> Result<Score, StoreError> {
         rationale: None,
         applied: row.get("applied")?,
         given_at: row.get("given_us")?,
+        lease: lease.as_deref().map(LeaseToken::presented).zip(row.get("attempt")?),
     })
 }
 
@@ -132,7 +138,7 @@ fn read_score(row: &mut Row) -> Result<Score, StoreError> {
 async fn given(tx: &mut Tx<'_>, rollouts: Vec<i64>) -> Result<HashMap<RolloutPk, Vec<Score>>, StoreError> {
     const SELECT_GIVEN: Statement = among_keys!(
         "-- select_given_scores
-        SELECT rollout_pk, name, scorer, applied, value, given_us
+        SELECT rollout_pk, name, scorer, applied, value, given_us, lease, attempt
         FROM score
         WHERE rollout_pk",
         "
@@ -156,7 +162,7 @@ pub(super) async fn applied(
 ) -> Result<HashMap<RolloutPk, Vec<Score>>, StoreError> {
     const SELECT_APPLIED: Statement = among_keys!(
         "-- select_applied_scores
-        SELECT rollout_pk, name, scorer, applied, value, given_us
+        SELECT rollout_pk, name, scorer, applied, value, given_us, lease, attempt
         FROM score
         WHERE applied = 1 AND rollout_pk",
         "
@@ -233,30 +239,74 @@ struct Scoring {
     decision: Option<(ScoredDecision, BTreeMap<String, f64>)>,
 }
 
+/// What became of a posted score.
+struct Put {
+    scorer: String,
+    duplicate: bool,
+    applied: bool,
+    failed: bool,
+}
+
 impl Scoring {
-    /// Adds a score. Returns whether it was there before, and whether the decision counts it.
-    fn put(&mut self, new: &NewScore, index: usize, now: Timestamp) -> Result<(bool, bool), Refusal> {
+    /// Adds a score. With a lease, the work that it settles must be among the held.
+    fn put(
+        &mut self,
+        new: &NewScore,
+        index: usize,
+        held: &mut HashMap<String, work::Held>,
+        now: Timestamp,
+    ) -> Result<Put, Refusal> {
         let is_decided = self.waiting.is_none();
-        let own = |score: &&Score| (&score.name, &score.scorer) == (&new.name, &new.scorer);
-        let same = self.scores.iter().filter(own).find(|score| score.value.to_bits() == new.value.to_bits());
-        if let Some(same) = same {
-            return Ok((true, same.applied));
+        let is_same = |score: &&Score| match (&new.lease, &score.lease) {
+            // A repeated post is recognised before any check that could refuse it: its lease has ended.
+            (Some(lease), Some((own, _))) => own == lease,
+            (Some(_), None) => false,
+            (None, _) => new.scorer.as_ref() == Some(&score.scorer),
+        };
+        if let Given::Value(value) = new.given {
+            let mut same = self.scores.iter().filter(|score| score.name == new.name).filter(is_same);
+            if let Some(same) = same.find(|score| score.value.to_bits() == value.to_bits()) {
+                let scorer = same.scorer.clone();
+                return Ok(Put { scorer, duplicate: true, applied: same.applied, failed: false });
+            }
         }
-        scoring::check(new, index, &self.components, &self.scores, is_decided)?;
+        let held = match &new.lease {
+            Some(lease) => Some(work::Held::of(held, lease, (self.group, self.rollout_pk, &new.name), index)?),
+            None => None,
+        };
+        let of_lease = held.as_ref().map(|held| held.scorer.clone());
+        let attempt = new.lease.clone().zip(held.as_ref().map(|held| held.attempt));
+        let scorer = new.scorer.clone().or(of_lease).expect("a score without a lease has a scorer");
+        let value = match (&new.given, held) {
+            (Given::Failed(reason), held) => {
+                held.expect("only leased work can fail").failed = Some(reason.clone());
+                return Ok(Put { scorer, duplicate: false, applied: false, failed: true });
+            }
+            (Given::Value(value), _) => *value,
+        };
+        scoring::check(new, &scorer, index, &self.components, &self.scores, is_decided)?;
         let score = Score {
             name: new.name.clone(),
-            scorer: new.scorer.clone(),
-            value: new.value,
+            scorer: scorer.clone(),
+            value,
             rationale: new.rationale.clone(),
             applied: !is_decided,
             given_at: now,
+            lease: attempt,
         };
+        let own = |score: &&Score| (&score.name, &score.scorer) == (&new.name, &scorer);
         for list in [&mut self.scores, &mut self.changed] {
             list.retain(|old| !(own(&old) && old.applied == score.applied));
             list.push(score.clone());
         }
         self.scores.sort_by(|one, other| (&one.name, &one.scorer).cmp(&(&other.name, &other.scorer)));
-        Ok((false, score.applied))
+        Ok(Put { scorer, duplicate: false, applied: score.applied, failed: false })
+    }
+
+    /// The names of the scores that it was given now and that it lacked.
+    fn given(&self) -> impl Iterator<Item = &str> {
+        let lacked = self.waiting.iter().flat_map(|waiting| &waiting.missing);
+        lacked.filter(|name| self.changed.iter().any(|score| score.name == **name)).map(String::as_str)
     }
 }
 
@@ -276,6 +326,7 @@ impl Op for PutScores {
             policies.insert(name, policy);
         }
         let (mut rollouts, mut groups) = lock(tx, &policies, &self.scores).await?;
+        let mut held = work::held(tx, &self.scores, self.now).await?;
         let mut put = Vec::with_capacity(self.scores.len());
         for (index, new) in self.scores.iter().enumerate() {
             let key = (policies[&new.policy].policy_pk, new.rollout_id.key());
@@ -283,7 +334,7 @@ impl Op for PutScores {
                 let id = new.rollout_id.to_string();
                 return Ok(Err(Refusal::UnknownInPolicy { what: "rollout", id, policy: new.policy.clone() }));
             };
-            match rollout.put(new, index, self.now) {
+            match rollout.put(new, index, &mut held, self.now) {
                 Ok(outcome) => put.push((key, outcome)),
                 Err(refusal) => return Ok(Err(refusal)),
             }
@@ -293,7 +344,11 @@ impl Op for PutScores {
             return Ok(Ok(PutOutcome::Judge(complete)));
         }
         let decided = write(tx, &rollouts, &mut groups, self.now).await?;
-        let scored = self.scores.iter().zip(put).map(|(new, (key, (duplicate, applied)))| {
+        let given = rollouts.values().filter(|rollout| groups[&rollout.group].rules.have_work());
+        let given = given.flat_map(|rollout| rollout.given().map(|name| (rollout.group, rollout.rollout_pk, name)));
+        let work = work::settle(tx, &given.collect(), &held).await?;
+        let scored = self.scores.iter().zip(put).map(|(new, (key, put))| {
+            let Put { scorer, duplicate, applied, failed } = put;
             let rollout = &rollouts[&key];
             let group = &groups[&rollout.group];
             let decision = rollout.decision.as_ref().map(|(decision, _)| decision);
@@ -301,9 +356,10 @@ impl Op for PutScores {
                 policy: new.policy.clone(),
                 rollout_id: new.rollout_id.clone(),
                 name: new.name.clone(),
-                scorer: new.scorer.clone(),
+                scorer,
                 duplicate,
                 applied,
+                failed,
                 scoring: rollout.missing.clone(),
                 verdict: decision.map_or(rollout.verdict, |decision| decision.verdict),
                 reason: decision.map_or_else(|| rollout.reason.clone(), |decision| decision.reason.clone()),
@@ -314,7 +370,7 @@ impl Op for PutScores {
                 decided: decided.contains(&rollout.group).then(|| (group.fill.state, group.failed_filters.clone())),
             }
         });
-        Ok(Ok(PutOutcome::Stored(scored.collect())))
+        Ok(Ok(PutOutcome::Stored(Stored { scores: scored.collect(), work })))
     }
 }
 
@@ -467,10 +523,11 @@ async fn write(
 ) -> Result<HashSet<GroupPk>, StoreError> {
     const PUT_SCORE: Statement = Statement::new(
         "-- put_score
-        INSERT INTO score (rollout_pk, name, scorer, applied, value, rationale, given_us)
-        VALUES ($1, $2, $3, $4, $5, $6, $7)
+        INSERT INTO score (rollout_pk, name, scorer, applied, value, rationale, given_us, lease, attempt)
+        VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)
         ON CONFLICT (rollout_pk, name, scorer, applied)
-        DO UPDATE SET value = excluded.value, rationale = excluded.rationale, given_us = excluded.given_us",
+        DO UPDATE SET value = excluded.value, rationale = excluded.rationale, given_us = excluded.given_us,
+            lease = excluded.lease, attempt = excluded.attempt",
     );
     const SET_MISSING: Statement = Statement::new(
         "-- set_missing_scores
@@ -488,7 +545,9 @@ async fn write(
                 score.applied,
                 score.value,
                 score.rationale.as_deref(),
-                score.given_at
+                score.given_at,
+                score.lease.as_ref().map(|(lease, _)| lease.as_str()),
+                score.lease.as_ref().map(|(_, attempt)| i64::from(*attempt))
             ];
             tx.guarded(PUT_SCORE, values, 1).await?;
         }
@@ -531,6 +590,7 @@ impl Scoring {
             rationale: None,
             applied: true,
             given_at: waiting.received_at,
+            lease: None,
         };
         sent.map(of_producer).collect()
     }
@@ -752,6 +812,7 @@ async fn drop_page(tx: &mut Tx<'_>, group: &mut LockedGroup, keys: Vec<i64>, now
     tx.set_each(SEAL_UNSCORED, seals).await?;
     tx.execute(WITHDRAW_SCORES, args![key_list(keys.clone())]).await?;
     tx.guarded(END_SCORING_OF, args![key_list(keys.clone())], keys.len()).await?;
+    work::end_of_rollouts(tx, group, keys.clone()).await?;
     for waiting in found.values() {
         count(tx.tallies(), group, waiting, Verdict::Dropped, reasons::UNSCORED, now);
     }
@@ -791,7 +852,8 @@ pub(super) async fn end_of_groups(tx: &mut Tx<'_>, groups: Vec<i64>) -> Result<(
     );
     tx.execute(WITHDRAW_SCORES_OF_GROUPS, args![key_list(groups.clone())]).await?;
     tx.execute(NONE_SCORING, args![key_list(groups.clone())]).await?;
-    tx.execute(END_SCORING_OF_GROUPS, args![key_list(groups)]).await.map(drop)
+    tx.execute(END_SCORING_OF_GROUPS, args![key_list(groups.clone())]).await?;
+    work::end_of_groups(tx, groups).await
 }
 
 /// Sweep: groups with rollouts whose time to be scored is over, up to `limit` rollouts.
@@ -910,6 +972,7 @@ impl Op for FindScores {
             rationale: None,
             applied: true,
             given_at,
+            lease: None,
         }));
         found.sort_by(|one, other| (&one.name, &one.scorer).cmp(&(&other.name, &other.scorer)));
         Ok(Ok(FoundScores { scores: found, missing: missing.unwrap_or_default(), due_at: row.get("due_us")? }))

@@ -61,6 +61,7 @@ impl Op for AnythingDue {
                 WHEN (SELECT MIN(expires_us) FROM batch WHERE expires_us IS NOT NULL) <= $1 THEN 1
                 WHEN (SELECT MIN(deadline_us) FROM rollout_group WHERE deadline_us IS NOT NULL) <= $1 THEN 1
                 WHEN (SELECT MIN(due_us) FROM scoring) <= $1 THEN 1
+                WHEN (SELECT MIN(expires_us) FROM score_work WHERE expires_us IS NOT NULL) <= $1 THEN 1
                 WHEN (SELECT MIN(purge_us) FROM rollout_group WHERE purge_us IS NOT NULL) <= $1 THEN 1
                 WHEN (SELECT MIN(forget_us) FROM rollout_group WHERE forget_us IS NOT NULL) <= $1 THEN 1
                 WHEN (SELECT MIN(expires_us) FROM admission) <= $1 THEN 1

@@ -153,6 +153,7 @@ fn payload(wake_up: &WakeUp) -> String {
     let awaited = match wake_up.awaited {
         Awaited::Batch => "batch",
         Awaited::Version => "version",
+        Awaited::Work => "work",
     };
     format!("{} {awaited} {}", wake_up.replica, wake_up.policy)
 }
@@ -163,6 +164,7 @@ fn parse(payload: &str) -> Option<WakeUp> {
     let awaited = match words.next()? {
         "batch" => Awaited::Batch,
         "version" => Awaited::Version,
+        "work" => Awaited::Work,
         _ => return None,
     };
     let policy = PolicyName::parse(words.next()?).ok()?;
@@ -188,7 +190,7 @@ mod tests {
 
     #[test]
     fn what_is_told_is_read_as_it_was() {
-        for awaited in [Awaited::Batch, Awaited::Version] {
+        for awaited in [Awaited::Batch, Awaited::Version, Awaited::Work] {
             let policy = PolicyName::parse(&"p".repeat(128)).expect("a valid name");
             let wake_up = WakeUp { replica: ReplicaId::mint(), awaited, policy };
             assert!(payload(&wake_up).len() <= 173);

@@ -1,6 +1,9 @@
 //! Writes the results of the bundles of one transaction, with few statements for any number of bundles.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::Arc,
+};
 
 use bytes::Bytes;
 use forebay_domain::{
@@ -50,6 +53,7 @@ pub(super) async fn write(tx: &mut Tx<'_>, changes: Changes<'_>, now: Timestamp)
     scores::INSERT_SCORING.run(tx, rows).await?;
     let rows = arrived.iter().filter_map(|row| row.score_args(now)).collect();
     scores::INSERT_SCORES.run(tx, rows).await?;
+    write_work(tx, &groups, &arrived, now).await?;
     // The advantages that are left belong to rollouts that were stored before.
     let mut advantages: Vec<MemberAdvantage> = advantages.into_values().collect();
     advantages.sort_unstable_by_key(|advantage| advantage.rollout_pk);
@@ -66,6 +70,38 @@ pub(super) async fn write(tx: &mut Tx<'_>, changes: Changes<'_>, now: Timestamp)
             }
             None => {}
         }
+    }
+    Ok(())
+}
+
+/// Makes work for scorers of what rollouts lack.
+async fn write_work(
+    tx: &mut Tx<'_>,
+    groups: &BTreeMap<Keyed, GroupWork>,
+    arrived: &[Arrived<'_>],
+    now: Timestamp,
+) -> Result<(), StoreError> {
+    let is_waiting = |group: &&GroupWork| {
+        group.changed
+            && group.locked.rules.have_work()
+            && group.locked.fill.state.is_open()
+            && group.locked.fill.scoring > 0
+    };
+    let waiting: BTreeMap<GroupPk, &LockedGroup> =
+        groups.values().filter(is_waiting).map(|group| (group.locked.group_pk, &group.locked)).collect();
+    if waiting.is_empty() {
+        return Ok(());
+    }
+    let mut missing: HashMap<GroupPk, BTreeSet<&str>> = HashMap::new();
+    let mut rows = Vec::new();
+    for row in arrived {
+        let Some(group) = waiting.get(&row.group_pk) else { continue };
+        missing.entry(row.group_pk).or_default().extend(row.decision.scoring.iter().map(String::as_str));
+        rows.extend(scores::work::rows_of_rollout(group, row.rollout_pk, &row.decision.scoring, now));
+    }
+    scores::work::INSERT_WORK.run(tx, rows).await?;
+    for (group_pk, group) in waiting {
+        scores::work::of_group(tx, group, &missing.remove(&group_pk).unwrap_or_default(), now).await?;
     }
     Ok(())
 }

@@ -1,0 +1,139 @@
+//! Work for scorers: scores that rollouts lack, leased to whoever can give them.
+//!
+//! As with batches, a lease expires, is fenced by a token and comes back; unlike them, an item goes when the score is there,
+//! whoever gave it. Scores are posted with the lease through [`scoring`](crate::scoring).
+
+use std::collections::BTreeMap;
+
+use forebay_wire::{ScoreWorkPer, Status};
+
+use crate::{
+    clock::Timestamp,
+    ids::{LeaseToken, PolicyName, RequestId},
+    samples::SealedRow,
+};
+
+/// The most items of one request, and the most leases of one heartbeat.
+pub const ITEMS_MAX: u32 = 256;
+
+/// The most rollouts of one answer, unless a single group has more.
+pub const ROLLOUTS_MAX: usize = 4_096;
+
+/// A request for work.
+#[derive(Clone, Debug)]
+pub struct LeaseWork {
+    pub policy: PolicyName,
+    /// The scores that the scorer can give: at least one, sorted, each once.
+    pub names: Vec<String>,
+    /// The most items.
+    pub max: u32,
+    pub scorer: String,
+    /// Makes the request repeatable.
+    pub request_id: Option<RequestId>,
+    /// Seconds of the leases; those of the policy's rules if absent.
+    pub ttl_s: Option<u64>,
+    /// The most bytes of the rollouts, unpacked. The first item may have more.
+    pub bytes_max: u64,
+    pub now: Timestamp,
+}
+
+/// Work that was leased.
+#[derive(Debug)]
+pub struct LeasedWork {
+    /// The oldest first.
+    pub items: Vec<WorkItem>,
+    /// Whether the same request held it already.
+    pub held: bool,
+}
+
+/// One piece of leased work.
+#[derive(Debug)]
+pub struct WorkItem {
+    pub lease: LeaseToken,
+    pub expires_at: Timestamp,
+    /// The number of this lease of the item, from 1.
+    pub attempt: u32,
+    pub attempts_max: u32,
+    pub name: String,
+    pub per: ScoreWorkPer,
+    pub group_id: String,
+    /// The rollout, or the kept and masked rollouts of the group.
+    pub rollouts: Vec<WorkRollout>,
+}
+
+/// A rollout that needs a score, or that stands beside one.
+#[derive(Debug)]
+pub struct WorkRollout {
+    pub row: SealedRow,
+    /// The required scores that it lacks.
+    pub scoring: Vec<String>,
+    pub status: Status,
+    /// What its producer sent. The components of a judged rollout have its scores with them.
+    pub reward: Option<f64>,
+    pub reward_components: BTreeMap<String, f64>,
+}
+
+impl AsRef<SealedRow> for WorkRollout {
+    fn as_ref(&self) -> &SealedRow {
+        &self.row
+    }
+}
+
+/// Extends leases of work.
+#[derive(Clone, Debug)]
+pub struct ExtendWork {
+    pub policy: PolicyName,
+    pub leases: Vec<LeaseToken>,
+    /// Seconds from now; those of the policy's rules if absent.
+    pub ttl_s: Option<u64>,
+    pub now: Timestamp,
+}
+
+/// What became of leases that were to be extended.
+#[derive(Clone, Debug)]
+pub struct ExtendedWork {
+    pub expires_at: Timestamp,
+    /// For each of them whether it is held.
+    pub held: Vec<bool>,
+}
+
+/// Gives leased work back as if it had never been leased.
+#[derive(Clone, Debug)]
+pub struct ReleaseWork {
+    pub leases: Vec<LeaseToken>,
+}
+
+/// Gives exhausted work its attempts back, up to a number of items.
+#[derive(Clone, Debug)]
+pub struct RetryWork {
+    pub policy: PolicyName,
+    pub name: String,
+    pub limit: u32,
+}
+
+/// What happens to leased work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum WorkEvent {
+    Granted,
+    /// The score is there.
+    Settled,
+    /// Its holder could not give the score.
+    Failed,
+    /// Its holder was not heard of.
+    Expired,
+    /// As `Failed` or `Expired`, and its attempts are used up.
+    Exhausted,
+}
+
+impl WorkEvent {
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Granted => "granted",
+            Self::Settled => "settled",
+            Self::Failed => "failed",
+            Self::Expired => "expired",
+            Self::Exhausted => "exhausted",
+        }
+    }
+}
