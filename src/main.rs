@@ -8,7 +8,7 @@ use anyhow::Context as _;
 use clap::{Args, Parser, Subcommand};
 use forebay::config::Config;
 
-use self::commands::{bench, demo, export, import, keys, maintenance, serve, top, why};
+use self::commands::{bench, demo, export, import, keys, maintenance, score, serve, top, why};
 
 /// musl's own allocator has one lock for all threads. Only programs that `make release` builds are linked with musl.
 #[cfg(target_env = "musl")]
@@ -100,6 +100,14 @@ enum Command {
     ///
     /// Asks a running service, which works it out of its ledger. Exits with 1 if nothing has this name or id.
     Why(why::WhyArgs),
+    /// Score rollouts with a program: `forebay score --name tests -- ./grade.sh`
+    ///
+    /// Leases the work that the rules make of a score (`scores.work`), and runs the program once for each item. The program
+    /// reads the rollout as JSON on its standard input; the last line that it prints is the score. Of a group, it reads all
+    /// `rollouts`, and prints an array with a number for each. Another exit status than 0 is a failed attempt, whose reason is
+    /// the last line of its standard error. Ends with a signal, once the programs that run have ended; a second signal kills
+    /// them, and their work comes back when its leases expire.
+    Score(Box<score::ScoreArgs>),
     /// Watch all policies in the terminal, the worst first
     ///
     /// Asks a running service every few seconds. Enter shows why the chosen policy is as it is, and q quits. With --once
@@ -146,6 +154,7 @@ fn main() -> ExitCode {
         Some(Command::Keys(args)) => keys::keys(args),
         Some(Command::Import(args)) => import::import(*args),
         Some(Command::Why(args)) => why::why(&args),
+        Some(Command::Score(args)) => wait_for(score::score(*args)),
         Some(Command::Top(args)) => top::top(&args),
         Some(Command::CheckConfig { file }) => check_config(&file),
         Some(Command::Backup { file, previous, database }) => {

@@ -19,15 +19,18 @@ from .aio import AsyncClient
 from .batch import Batch
 from .client import Client
 from .rollout import Rollout
+from .scorer import AsyncScorer, Scorer
 from .server import Server
 from .state import State
 from .trainer import Trainer
 
 __all__ = [
     "AsyncClient",
+    "AsyncScorer",
     "Batch",
     "Client",
     "Rollout",
+    "Scorer",
     "Segment",
     "Server",
     "State",

@@ -173,6 +173,9 @@ class AsyncClient(AsyncAgentMethods):
     score = _twin(Client.score)
     score_all = _twin(Client.score_all)
     scores = _twin(Client.scores)
+    lease_scores = _twin(Client.lease_scores)
+    extend_scores = _twin(Client.extend_scores)
+    retry_scores = _twin(Client.retry_scores)
 
     open_session = _twin(Client.open_session)
     get_session = _twin(Client.get_session)

@@ -72,9 +72,17 @@ from ._wire import (
     RolloutState,
     Sample,
     Sampling,
+    ScoreExtended,
+    ScoreExtendRequest,
+    ScoreInclude,
+    ScoreItem,
+    ScoreLeaseRequest,
+    ScoreLeases,
     ScoreList,
     ScoreReceipt,
     ScoreRequest,
+    ScoreRetried,
+    ScoreRetryRequest,
     SessionEnded,
     SessionFinish,
     SessionInfo,
@@ -466,11 +474,13 @@ class Client(AgentMethods):
         scorer: str | None = None,
         rationale: str | None = None,
         replace: bool = False,
+        lease: str | None = None,
     ) -> ScoreReceipt:
         """Gives a rollout a score, which its policy may require (`scores.required`) before it judges the rollout.
 
         The same score again changes nothing. Another value by the same scorer raises `ScoreConflict`, unless `replace`
         is true. A score that comes after the decision about the rollout is stored, and changes nothing (`applied`).
+        With a `lease` of `lease_scores` the score settles that work; if the lease has ended, `LeaseLost` is raised.
         """
         request = ScoreRequest(
             policy=policy,
@@ -480,6 +490,7 @@ class Client(AgentMethods):
             scorer=scorer,
             rationale=rationale,
             replace=replace,
+            lease=lease,
         )
         return self._call("POST", path("scores"), request, into=ScoreReceipt)
 
@@ -493,6 +504,53 @@ class Client(AgentMethods):
         """Returns the scores of a rollout in the current run of its policy, and which it still lacks."""
         query = {"policy": policy, "rollout_id": rollout_id}
         return self._call("GET", path("scores"), query=query, into=ScoreList)
+
+    def lease_scores(
+        self,
+        names: Sequence[str],
+        *,
+        policy: str | None = None,
+        max: int | None = None,
+        wait_ms: int | None = None,
+        scorer: str | None = None,
+        request_id: str | None = None,
+        ttl_s: int | None = None,
+        include: Sequence[ScoreInclude] = (),
+    ) -> list[ScoreItem]:
+        """Leases work for a scorer: scores with these names that rollouts lack and that the rules let scorers lease
+        (`scores.work`), the oldest first, `max` items at most. Without `max` it is one.
+
+        Returns an empty list if there was no work within `wait_ms`, which is at most 60,000. The leases last for
+        `ttl_s`, without it for `lease.ttl_s` of the rules. `include` names what of the rollouts to send along. With a
+        `request_id` the call can be repeated safely, and is. `forebay.Scorer` makes these calls for a loop.
+        """
+        request = ScoreLeaseRequest(
+            policy=policy,
+            names=names,
+            max=max,
+            wait_ms=wait_ms,
+            scorer=scorer,
+            request_id=request_id,
+            ttl_s=ttl_s,
+            include=list(include),
+        )
+        place = path("scores", "leases")
+        return self._call("POST", place, request, into=ScoreLeases, repeat=request_id is not None).items
+
+    def extend_scores(
+        self, leases: Sequence[str], *, policy: str | None = None, ttl_s: int | None = None
+    ) -> ScoreExtended:
+        """Extends leases of work, 256 at most: they expire `ttl_s` from now, without it `lease.ttl_s` of the rules.
+
+        The answer says which are held and which are lost. A lost lease raises no error here.
+        """
+        request = ScoreExtendRequest(policy=policy, leases=leases, ttl_s=ttl_s)
+        return self._call("POST", path("scores", "leases", "extend"), request, into=ScoreExtended)
+
+    def retry_scores(self, name: str, *, policy: str | None = None) -> int:
+        """Gives work whose attempts are used up all of them again. Returns how many items there were."""
+        request = ScoreRetryRequest(policy=policy, name=name)
+        return self._call("POST", path("scores", "retry"), request, into=ScoreRetried, repeat=False).retried
 
     # Sessions, in which the service records the calls of agents.
 

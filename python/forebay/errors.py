@@ -267,7 +267,7 @@ class BatchState(Conflict):
 
 
 class LeaseLost(Conflict):
-    """The lease expired, was revoked, or was never granted."""
+    """The lease of a batch or of a scorer's work expired, was revoked or used, or was never granted."""
 
     types = ("lease-lost",)
 

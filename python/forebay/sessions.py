@@ -142,7 +142,7 @@ class Session(Ending):
         """Ends the session without a reward, if it has not ended. Its calls are kept only if `keep` is true."""
         with self._lock:
             if self._ended is None:
-                self._ended = self._client.abort_session(self.session_id, reason=_cut(reason), keep=keep or None)
+                self._ended = self._client.abort_session(self.session_id, reason=cut(reason), keep=keep or None)
             return self._ended
 
     def __enter__(self) -> Session:
@@ -174,7 +174,7 @@ class AsyncSession(Ending):
     async def abort(self, reason: str, *, keep: bool = False) -> SessionEnded:
         """Ends the session without a reward, if it has not ended. Its calls are kept only if `keep` is true."""
         if self._ended is None:
-            self._ended = await self._client.abort_session(self.session_id, reason=_cut(reason), keep=keep or None)
+            self._ended = await self._client.abort_session(self.session_id, reason=cut(reason), keep=keep or None)
         return self._ended
 
     async def __aenter__(self) -> AsyncSession:
@@ -208,12 +208,12 @@ def abort_quietly(client: Client, session_id: str, error: BaseException) -> None
         # The process is about to end, for example by Ctrl-C.
         client = client.with_options(timeout_s=LAST_CALL_TIMEOUT_S, retry=Retry.none())
     try:
-        client.abort_session(session_id, reason=_cut(f"{type(error).__name__}: {error}"))
+        client.abort_session(session_id, reason=cut(f"{type(error).__name__}: {error}"))
     except ForebayError as problem:
         log.warning("the session %s could not be aborted, so it ends when it expires: %s", session_id, problem)
 
 
-def _cut(reason: str) -> str:
-    """The reason as the service takes it: without control characters, and not too long."""
+def cut(reason: str, bytes_max: int = REASON_BYTES_MAX, absent: str = "aborted") -> str:
+    """A reason as the service takes it: without control characters, not too long, and not empty."""
     plain = "".join(char if char.isprintable() else " " for char in reason)
-    return plain.encode()[:REASON_BYTES_MAX].decode(errors="ignore") or "aborted"
+    return plain.encode()[:bytes_max].decode(errors="ignore") or absent

@@ -9,7 +9,6 @@ from __future__ import annotations
 import functools
 import logging
 import os
-import random
 import socket
 import time
 import weakref
@@ -17,7 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from . import errors
-from ._heartbeat import Heartbeats
+from ._heartbeat import BatchHeartbeats
+from ._patience import PATIENCE_S, POLL_S, patiently
 from ._uuid import uuid7
 from ._wire import BatchDescriptor, PolicyStatus, ResumeResponse
 from .batch import Batch, Ended, Owner
@@ -27,16 +27,8 @@ T = TypeVar("T")
 
 log = logging.getLogger("forebay")
 
-POLL_S = 30.0
-"""How long one request waits for a batch. It is shorter than the silence that proxies allow."""
-
 WAITING_LOG_S = 60.0
 """How often the log says what a trainer waits for."""
-
-PATIENCE_S = 900.0
-"""How long a call is repeated while the service cannot be reached, by default."""
-
-PAUSE_MAX_S = 10.0
 
 
 class Trainer:
@@ -98,7 +90,7 @@ class Trainer:
         """The epoch of this trainer, which all its calls carry."""
         self.version = self.resumed.version
         """The version that was published last."""
-        self._heartbeats = Heartbeats(self.client)
+        self._heartbeats = BatchHeartbeats(self.client)
         # Batches hold the trainer. When neither is used any more, nothing extends the leases.
         weakref.finalize(self, self._heartbeats.stop)
         log.info(
@@ -201,19 +193,7 @@ class Trainer:
 
     def _patiently(self, call: Callable[[], T]) -> T:
         """Repeats a call, beyond the client's own repeats, while the service cannot be reached."""
-        end: float | None = None
-        pause_s = 1.0
-        while True:
-            try:
-                return call()
-            except errors.ForebayError as error:
-                now = time.monotonic()
-                end = end or now + self._patience_s
-                if not _may_pass(error) or now + pause_s > end:
-                    raise
-                log.warning("the call is repeated: %s", error)
-            time.sleep(pause_s * random.random())
-            pause_s = min(2 * pause_s, PAUSE_MAX_S)
+        return patiently(call, self._patience_s)
 
     def _tell_waiting(self) -> None:
         try:
@@ -235,7 +215,9 @@ class Trainer:
 class _Lease(Owner):
     """The lease of a batch. It holds the trainer, so that the lease is extended while the batch is used."""
 
-    def __init__(self, trainer: Trainer, heartbeats: Heartbeats, patiently: Callable[[Callable[[], object]], object]):
+    def __init__(
+        self, trainer: Trainer, heartbeats: BatchHeartbeats, patiently: Callable[[Callable[[], object]], object]
+    ):
         self._trainer = trainer
         self._heartbeats = heartbeats
         self._patiently = patiently
@@ -276,12 +258,3 @@ def _token(batch: Batch) -> str:
     lease = batch.descriptor.lease
     assert lease is not None, "a batch that was leased has a token"
     return lease
-
-
-def _may_pass(error: errors.ForebayError) -> bool:
-    """Whether the error may be over soon: the service is away, or something else answers in its place."""
-    if isinstance(error, errors.CertificateRefused):
-        return False
-    if isinstance(error, errors.Unreachable | errors.Unavailable):
-        return True
-    return isinstance(error, errors.UnexpectedAnswer) and error.status is not None and error.status >= 500

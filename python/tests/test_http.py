@@ -128,6 +128,8 @@ def test_calls_that_may_be_repeated_are_until_they_succeed(stub: Stubs, failure:
         lambda fb: fb.post({"reward": 1.0}),
         lambda fb: fb.score("r", "judge", 1.0),
         lambda fb: fb.score_all([{"rollout_id": "r", "name": "judge", "value": 1.0}]),
+        lambda fb: fb.lease_scores(["judge"], request_id="r"),
+        lambda fb: fb.extend_scores(["k"]),
     ):
         server = stub(failure, failure, problem(404, "not-found"))
         assert count(server, lambda call=call, server=server: call(client_of(server))) == 3
@@ -147,6 +149,8 @@ def test_other_calls_are_repeated_only_if_the_service_did_not_begin_them(
         lambda fb: fb.close_group("p", "g"),
         lambda fb: fb.discard_group("p", "g", reason="r"),
         lambda fb: fb.readmit("b"),
+        lambda fb: fb.lease_scores(["judge"]),
+        lambda fb: fb.retry_scores("judge"),
     ):
         server = stub(failure, failure, problem(404, "not-found"))
         assert count(server, lambda call=call, server=server: call(client_of(server))) == requests

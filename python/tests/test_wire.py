@@ -144,11 +144,29 @@ OPERATIONS: dict[str, list[Callable[[forebay.Client], Any]]] = {
     "discard_group": [lambda fb: fb.discard_group("p", "g", reason="r")],
     "post_scores": [
         lambda fb: fb.score("r", "judge", 0.5),
-        lambda fb: fb.score("r", "judge", 0.5, policy="p", scorer="s", rationale="why", replace=True),
+        lambda fb: fb.score("r", "judge", 0.5, policy="p", scorer="s", rationale="why", replace=True, lease="k"),
         lambda fb: fb.score_all(
             [_wire.ScoreRequest(rollout_id="r", name="judge", value=1.0), {"rollout_id": "r", "name": "a", "value": 0}]
         ),
     ],
+    "lease_scores": [
+        lambda fb: fb.lease_scores(["judge"]),
+        lambda fb: fb.lease_scores(
+            ("judge", "tests"),
+            policy="p",
+            max=2,
+            wait_ms=5,
+            scorer="s",
+            request_id="r",
+            ttl_s=60,
+            include=("messages", "segments"),
+        ),
+    ],
+    "extend_score_leases": [
+        lambda fb: fb.extend_scores(["k"]),
+        lambda fb: fb.extend_scores(("k", "l"), policy="p", ttl_s=60),
+    ],
+    "retry_scores": [lambda fb: fb.retry_scores("judge"), lambda fb: fb.retry_scores("judge", policy="p")],
     "get_scores": [lambda fb: fb.scores("r"), lambda fb: fb.scores("r", policy="p")],
     "get_health": [lambda fb: fb.health()],
     "list_keys": [lambda fb: list(fb.list_keys())],

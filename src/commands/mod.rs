@@ -18,6 +18,8 @@ pub(crate) mod service;
 
 pub(crate) mod why;
 
+pub(crate) mod score;
+
 pub(crate) mod top;
 
 mod text;

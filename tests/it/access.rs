@@ -11,13 +11,16 @@ use crate::support::{Backend, TestApp, on_both_stores, rollout, text, with};
 const NOBODY: &str = "0197d000-0000-7000-8000-000000000000";
 
 /// Which roles may make each call, as documented. P produce, T train, R read, A admin; `-` needs no key.
-const PROMISED: [(&str, &str); 51] = [
+const PROMISED: [(&str, &str); 54] = [
     ("POST /admissions", "PA"),
     ("POST /trajectories", "PA"),
     ("POST /imports/{format}", "PA"),
     ("GET /trajectories", "PSRA"),
     ("POST /sessions", "PA"),
     ("POST /scores", "PSA"),
+    ("POST /scores/leases", "SA"),
+    ("POST /scores/leases/extend", "SA"),
+    ("POST /scores/retry", "SA"),
     ("GET /scores", "PSRA"),
     ("GET /sessions", "PRA"),
     ("GET /sessions/{id}", "PRA"),

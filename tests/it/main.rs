@@ -62,6 +62,7 @@ mod readers;
 mod replicas;
 mod restore;
 mod room;
+mod score_command;
 mod score_work;
 mod scores;
 mod segments;

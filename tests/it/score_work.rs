@@ -1,5 +1,6 @@
 //! Work for scorers: leases of scores that rollouts lack.
 
+use forebay_domain::ids::{LeaseToken, PolicyName};
 use forebay_wire::Role;
 use serde_json::{Value, json};
 
@@ -271,6 +272,22 @@ on_both_stores! {
         assert!(only["rollouts"][0].get("segments").is_none() && only["rollouts"][0]["metadata"]["task"] == 7);
     }
 
+    async fn what_is_released_was_never_leased(app: TestApp) {
+        rules(app, 1, json!({})).await;
+        app.accept(member("g", 0, 1.0)).await;
+        let item = one(app, json!({"request_id": "r"})).await;
+        let policy = PolicyName::default();
+        let waits = ask(app, json!({"wait_ms": 60_000, "request_id": "r", "scorer": "b"}));
+        let releases = async {
+            eventually("a waiter", || async { app.metrics().await.contains("forebay_waiters 1\n") }).await;
+            let leases = vec![LeaseToken::presented(text(&item["lease"]))];
+            app.buffer.release_work(&policy, leases).await.expect("the store writes");
+        };
+        let (items, ()) = tokio::join!(waits, releases);
+        assert_eq!((items.len(), &items[0]["attempt"]), (1, &json!(1)));
+        app.post("/scores", scored(&item, 1.0)).await.refused(409, "lease-lost");
+    }
+
     async fn large_rollouts_are_leased_in_parts(app: TestApp) {
         rules(app, 1, json!({})).await;
         // Two of these are more than 8 MiB.
@@ -303,7 +320,6 @@ on_both_stores! {
         for (fields, pointer) in [
             (json!({"names": []}), "/names"),
             (json!({"names": ["judge", ""]}), "/names/1"),
-            (json!({"names": ["judge", "jugde"]}), "/names/1"),
             (json!({"max": 0}), "/max"),
             (json!({"max": 257}), "/max"),
             (json!({"wait_ms": 60_001}), "/wait_ms"),
@@ -314,6 +330,8 @@ on_both_stores! {
             assert_eq!(app.post(LEASES, request(fields.clone())).await.pointers(422), [pointer], "{fields}");
         }
         app.post(LEASES, request(json!({"policy": "other"}))).await.refused(404, "unknown-policy");
+        let problem = app.post(LEASES, request(json!({"names": ["judge", "jugde"]}))).await.refused(404, "not-found");
+        assert!(text(&problem["detail"]).contains("`jugde`: `scores.work` of its rules has judge"), "{problem}");
         app.post("/scores/retry", json!({"policy": "other", "name": "judge"})).await.refused(404, "unknown-policy");
         let extend = json!({"policy": "other", "leases": ["x"]});
         app.post("/scores/leases/extend", extend).await.refused(404, "unknown-policy");

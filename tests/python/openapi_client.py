@@ -30,7 +30,7 @@ warnings = [line for line in said.splitlines() if line.upper().startswith(("WARN
 assert sorted(warnings) == [
     "WARNING parsing GET /exports within operations.",
     "WARNING parsing POST /imports/{format} within agents.",
-    "WARNING parsing POST /scores within agents.",
+    "WARNING parsing POST /scores within scorers.",
     "WARNING parsing POST /trajectories within agents.",
     "WARNING parsing POST /trajectories within agents.",
 ], said

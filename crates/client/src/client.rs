@@ -10,6 +10,7 @@ mod history;
 mod options;
 mod pinned;
 mod retry;
+mod scores;
 #[cfg(test)]
 pub(crate) mod stub;
 #[cfg(test)]
@@ -499,10 +500,10 @@ fn absent_when<T>(kind: &str, answer: Result<T>) -> Result<Option<T>> {
     }
 }
 
-fn answered_each<T>(answers: Vec<T>, trajectories: &[Trajectory]) -> Result<Vec<T>> {
-    if answers.len() == trajectories.len() {
+fn answered_each<T, S>(answers: Vec<T>, sent: &[S]) -> Result<Vec<T>> {
+    if answers.len() == sent.len() {
         Ok(answers)
     } else {
-        Err(ClientError::Incomplete { answers: answers.len(), expected: trajectories.len() })
+        Err(ClientError::Incomplete { answers: answers.len(), expected: sent.len() })
     }
 }

@@ -67,6 +67,9 @@ pub enum Refusal {
         /// What is stored.
         value: f64,
     },
+    /// No rules make work of a score with this name, and none is left of earlier ones.
+    #[error("policy `{policy}` has no work for the score `{name}`: `scores.work` of its rules {}", names(known))]
+    UnknownWork { name: String, policy: PolicyName, known: Vec<String> },
     /// The filters must be evaluated on rollouts whose scores kept changing.
     #[error("the scores of the rollouts, or the version of their policy, kept changing while filters were evaluated")]
     ScoresChanged,
@@ -270,6 +273,10 @@ fn bound_of(what: &str) -> &'static str {
         "segments" => "`limits.trajectory_segments`",
         _ => "`limits.trajectory_tokens`",
     }
+}
+
+fn names(known: &[String]) -> String {
+    if known.is_empty() { "is empty".to_owned() } else { format!("has {}", known.join(", ")) }
 }
 
 fn unknown_step(step: Step, last: Option<Step>) -> String {

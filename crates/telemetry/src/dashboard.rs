@@ -35,7 +35,10 @@ const NOT_SHOWN: &[(&str, &[&str])] = &[
             "forebay_agent_special_tokens_total",
         ],
     ),
-    ("an alert says when none come, and `forebay why` which are missing", &["forebay_scores_total"]),
+    (
+        "alerts say when none come or attempts are used up, and `forebay why` which are missing and who works on them",
+        &["forebay_scores_total", "forebay_score_work_total"],
+    ),
     ("engines have dashboards of their own", &["forebay_upstream_seconds"]),
     ("the log has the error of each such scrape", &["forebay_gauge_failures_total"]),
 ];

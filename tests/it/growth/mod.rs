@@ -29,10 +29,10 @@ const NOT_WALKED_FILES: [&str; 8] = [
     "relocate.rs",
 ];
 
-/// Statements that run while the store cannot write, on the few rows of `policy`, and statements that run on only one of
-/// the databases.
+/// Statements that run while the store cannot write, on the few rows of `policy`, statements that run on only one of the
+/// databases, and `release_work`, which runs when bytes are short and finds a lease as `extend_work` does.
 const NOT_WALKED: [&str; 8] =
-    ["touch", "reach_tables", "probe", "select_changed", "select_fold", "fold_tallies", "set_folded", "count_released"];
+    ["touch", "reach_tables", "probe", "select_changed", "select_fold", "fold_tallies", "set_folded", "release_work"];
 
 /// Statements that read more than they need, with the reason why this is acceptable.
 const ALLOWED: [(&str, &str); 21] = [

@@ -13,12 +13,13 @@ use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Row as _, SqliteConnect
 use super::Walked;
 
 /// Tables with one row for every rollout, group, batch, session or call that ever arrived, or for every minute or step.
-const GROWING: [&str; 16] = [
+const GROWING: [&str; 17] = [
     "rollout",
     "rollout_group",
     "payload",
     "scoring",
     "score",
+    "score_work",
     "batch",
     "batch_group",
     "admission",
@@ -249,6 +250,16 @@ const FILL: &str = "
     SELECT rollout_pk, group_pk, policy_pk, '[]', received_us, 4000000000000000 + received_us
     FROM rollout
     WHERE unpacked_bytes = 8 AND received_us >= $FIRST;
+    INSERT INTO score_work (
+        policy_pk, group_pk, rollout_pk, name, state, since_us, attempts, attempts_max, lease, scorer, request_id,
+        expires_us
+    )
+    SELECT r.policy_pk, r.group_pk, r.rollout_pk, 'judge', CASE WHEN h.held THEN 'leased' ELSE 'open' END, r.received_us,
+        0, 5, CASE WHEN h.held THEN md5('lease' || r.rollout_pk) END, CASE WHEN h.held THEN 'a' END,
+        CASE WHEN h.held THEN md5('request' || r.rollout_pk) END,
+        CASE WHEN h.held THEN 4000000000000000 + r.received_us END
+    FROM rollout AS r, LATERAL (SELECT r.rollout_pk % 2 = 0 AS held) AS h
+    WHERE r.unpacked_bytes = 8 AND r.received_us >= $FIRST;
     INSERT INTO admission (admission_id, policy_pk, granted, used, version, expires_us, group_key, group_size)
     SELECT decode(md5('admission' || n), 'hex'), p.policy_pk, 1, 0, 0, 4000000000000000 + n,
         decode(md5('group' || n), 'hex'), 1

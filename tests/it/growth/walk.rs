@@ -215,10 +215,46 @@ async fn score(url: &str) {
         judged.accept(member("open", 0, 1.0)).await;
         judged.get("/exports?policy=judged").await;
     }
+    work(url).await;
     judge.post("/groups/close", json!({"policy": "scored", "group_id": "closed"})).await;
     judge.post("/groups/discard", json!({"policy": "scored", "group_id": "discarded", "reason": "no"})).await;
     judge.accept(member("reset", 0, 1.0)).await;
     judge.lineage("reset", json!({})).await;
+}
+
+/// Work for scorers that is settled, fails, expires, is exhausted and retried, and ends unscored.
+async fn work(url: &str) {
+    let work = json!({"a": {"max_attempts": 1}, "b": {"per": "group"}});
+    let rules = json!({"group": {"size": 2, "min_size": 1}, "lease": {"ttl_s": 1},
+        "scores": {"required": ["a", "b"], "work": work}});
+    let judge = Caller::of(url, "worked", rules).await;
+    for index in 0..2 {
+        judge.accept(member("g", index, 1.0)).await;
+    }
+    let lease = async |names: Value| {
+        let request = json!({"policy": "worked", "names": names, "request_id": "r", "wait_ms": 5_000});
+        judge.post("/scores/leases", request.clone()).await;
+        judge.post("/scores/leases", request).await["items"][0].clone()
+    };
+    let item = lease(json!(["a"])).await;
+    let of = |item: &Value, fields: Value| {
+        let id = &item["rollouts"][0]["rollout_id"];
+        let score = json!({"policy": "worked", "rollout_id": id, "name": item["name"], "lease": item["lease"]});
+        with(score, fields)
+    };
+    judge.post("/scores/leases/extend", json!({"policy": "worked", "leases": [item["lease"]], "ttl_s": 60})).await;
+    judge.post("/scores", of(&item, json!({"failed": "no"}))).await;
+    judge.get("/policies/worked/why").await;
+    judge.post("/scores/retry", json!({"policy": "worked", "name": "a"})).await;
+    let item = lease(json!(["a"])).await;
+    judge.post("/scores", of(&item, json!({"value": 1.0}))).await;
+    lease(json!(["b"])).await;
+    // The lease of the group expires, and it is leased again.
+    judge.post("/scores/leases", json!({"policy": "worked", "names": ["b"], "wait_ms": 10_000})).await;
+    // Work of earlier rules.
+    judge.rules(json!({"scores": {"required": ["a", "b"]}})).await;
+    judge.post("/scores/leases", json!({"policy": "worked", "names": ["b"]})).await;
+    judge.post("/groups/close", json!({"policy": "worked", "group_id": "g"})).await;
 }
 
 /// Requests for room that depend on what a policy has, one of which is refused.

@@ -187,6 +187,7 @@ impl From<Refusal> for Failure {
             Refusal::Unknown(_)
             | Refusal::UnknownId(_)
             | Refusal::UnknownInPolicy { .. }
+            | Refusal::UnknownWork { .. }
             | Refusal::UnknownModel(_) => (S::NOT_FOUND, "not-found", "Not found"),
             Refusal::RolloutConflict { .. } => {
                 (S::CONFLICT, "rollout-conflict", "A different rollout has this identity")

@@ -18,7 +18,7 @@ use forebay_domain::{
     rules::LEASE_TTL_S_MAX,
     score_work::{ExtendedWork, ITEMS_MAX, LeasedWork, WorkItem, WorkRollout},
 };
-use forebay_service::scores::work::{ContentsRead, Wanted, WorkRequest};
+use forebay_service::scores::work::{ContentsRead, WorkRequest};
 use forebay_wire::{
     ScoreExtendRequest, ScoreExtended, ScoreInclude, ScoreItem, ScoreItemRollout, ScoreLeaseRequest, ScoreLeases,
     ScoreOmitted, ScoreRetried, ScoreRetryRequest,
@@ -58,8 +58,7 @@ const ANSWERED_INLINE_MAX: usize = 256;
     request_body = ScoreLeaseRequest,
     responses(
         (status = 200, description = "The work, or no items if there was none in time", body = ScoreLeases),
-        NoSuchPolicy,
-        (status = 422, description = "Invalid, or no rules make work of a score with this name"),
+        (status = 404, description = "No such policy, or its rules make no work of a score with this name"),
         (status = 503, description = "`too-many-waiters`: there is no work, and too many requests are waiting"),
     )
 )]
@@ -70,35 +69,20 @@ pub(crate) async fn lease(
 ) -> Result<Response, Failure> {
     let policy = params::policy(&grant, "/policy", request.policy.as_deref())?;
     let unnamed = request.policy.is_none();
-    let wanted = wanted(&request.include);
-    let request = work_request(&grant, policy.clone(), request, wanted)?;
+    let wanted = request.include.clone();
+    let request = work_request(&grant, policy.clone(), request)?;
     let leased = api.buffer.lease_work(request, || api.guard.keyring.still_grants(&grant)).await.map_err(|error| {
         let failure = Failure::from(error);
         if unnamed { failure.unnamed_policy() } else { failure }
     })?;
     let rollouts: usize = leased.items.iter().map(|item| item.rollouts.len()).sum();
-    if rollouts == 0 || (!wanted.anything() && rollouts <= ANSWERED_INLINE_MAX) {
-        return Ok(Answer(on_wire(&policy, leased, wanted, ContentsRead::new(), api.buffer.now())).into_response());
+    if rollouts == 0 || (wanted.is_empty() && rollouts <= ANSWERED_INLINE_MAX) {
+        return Ok(Answer(on_wire(&policy, leased, false, ContentsRead::new(), api.buffer.now())).into_response());
     }
     with_contents(&api, policy, leased, wanted).await
 }
 
-fn wanted(include: &[ScoreInclude]) -> Wanted {
-    let has = |part| include.contains(&part);
-    Wanted {
-        messages: has(ScoreInclude::Messages),
-        metadata: has(ScoreInclude::Metadata),
-        text: has(ScoreInclude::Text),
-        segments: has(ScoreInclude::Segments),
-    }
-}
-
-fn work_request(
-    grant: &Grant,
-    policy: PolicyName,
-    request: ScoreLeaseRequest,
-    wanted: Wanted,
-) -> Result<WorkRequest, Failure> {
+fn work_request(grant: &Grant, policy: PolicyName, request: ScoreLeaseRequest) -> Result<WorkRequest, Failure> {
     if !(1..=NAMES_MAX).contains(&request.names.len()) {
         return Err(Failure::invalid("/names", format!("must be 1 to {NAMES_MAX} names, are {}", request.names.len())));
     }
@@ -122,7 +106,7 @@ fn work_request(
         scorer: request.scorer.unwrap_or_else(|| scorer_of(grant)),
         request_id: params::optional("/request_id", request.request_id.as_deref(), RequestId::parse)?,
         ttl_s: ttl_s(request.ttl_s)?,
-        reads: wanted.anything(),
+        reads: !request.include.is_empty(),
         wait: Duration::from_millis(wait_ms("/wait_ms", request.wait_ms)?),
         caller: caller_id(grant),
     })
@@ -138,13 +122,19 @@ fn ttl_s(ttl_s: Option<u64>) -> Result<Option<u64>, Failure> {
 }
 
 /// The work, with the contents of its rollouts if they are wanted. If there is no room for them, it is given back.
-async fn with_contents(api: &Api, policy: PolicyName, leased: LeasedWork, wanted: Wanted) -> Result<Response, Failure> {
+async fn with_contents(
+    api: &Api,
+    policy: PolicyName,
+    leased: LeasedWork,
+    wanted: Vec<ScoreInclude>,
+) -> Result<Response, Failure> {
+    let has_contents = !wanted.is_empty();
     let reader = api.buffer.work_reader(policy.clone(), &leased.items, wanted);
     let bytes = usize::try_from(reader.bytes()).unwrap_or(usize::MAX);
-    let leases: Vec<LeaseToken> = leased.items.iter().map(|item| item.lease.clone()).collect();
+    let tokens: Vec<LeaseToken> = leased.items.iter().map(|item| item.lease.clone()).collect();
     let granted = api.budgets.samples.wait_at_most(FIRST_PAGE_WAIT, bytes).await;
     let Ok(mut share) = granted else {
-        api.buffer.release_work(&policy, leases).await?;
+        api.buffer.release_work(&policy, tokens).await?;
         return Err(overloaded());
     };
     // The task goes on if the client disconnects, so that the bytes are counted as long as they are in memory.
@@ -152,7 +142,7 @@ async fn with_contents(api: &Api, policy: PolicyName, leased: LeasedWork, wanted
         let now = buffer.now();
         let of_policy = policy.clone();
         let read = reader.read(move |contents| {
-            let answer = on_wire(&of_policy, leased, wanted, contents, now);
+            let answer = on_wire(&of_policy, leased, has_contents, contents, now);
             serde_json::to_vec(&answer).expect("an answer is plain data and checked JSON")
         });
         match read.await {
@@ -161,7 +151,7 @@ async fn with_contents(api: &Api, policy: PolicyName, leased: LeasedWork, wanted
                 Ok(paid(Bytes::from(text), share))
             }
             Err(error) => {
-                buffer.release_work(&policy, leases).await?;
+                buffer.release_work(&policy, tokens).await?;
                 Err(error)
             }
         }
@@ -175,14 +165,14 @@ async fn with_contents(api: &Api, policy: PolicyName, leased: LeasedWork, wanted
 fn on_wire(
     policy: &PolicyName,
     leased: LeasedWork,
-    wanted: Wanted,
+    has_contents: bool,
     mut contents: ContentsRead,
     now: Timestamp,
 ) -> ScoreLeases {
     let mut rollout = |rollout: WorkRollout| {
         let found = contents.remove(&rollout.row.rollout_pk);
         let omitted = match &found {
-            None if wanted.anything() => Some(ScoreOmitted::Size),
+            None if has_contents => Some(ScoreOmitted::Size),
             Some(None) => Some(ScoreOmitted::Damaged),
             None | Some(Some(_)) => None,
         };

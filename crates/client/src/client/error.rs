@@ -46,7 +46,7 @@ pub enum ClientError {
     /// mistaken for the whole.
     #[error("the answer has neither a content length nor chunks, so the client cannot tell whether it is complete")]
     Undelimited,
-    /// The number of answers differs from the number of trajectories that were sent, or the number of rows from that of
+    /// The number of answers differs from the number of trajectories or scores that were sent, or the number of rows from that of
     /// the batch.
     #[error("received {answers} answers, but expected {expected}")]
     Incomplete {

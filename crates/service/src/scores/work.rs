@@ -17,7 +17,7 @@ use forebay_domain::{
     score_work::{ExtendWork, ExtendedWork, LeaseWork, LeasedWork, ReleaseWork, RetryWork, WorkEvent, WorkItem},
 };
 use forebay_store::{error::StoreError, ops::scores::work::ExpireWork};
-use forebay_wire::{Segment, SegmentText};
+use forebay_wire::{ScoreInclude, Segment, SegmentText};
 use serde_json::value::RawValue;
 use tokio::time::Instant;
 use tracing::instrument;
@@ -188,22 +188,6 @@ pub(crate) async fn expire(buffer: &Buffer, limit: u32) -> Result<(), StoreError
     }
 }
 
-/// What of the contents of rollouts a scorer wants.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Wanted {
-    pub messages: bool,
-    pub metadata: bool,
-    pub text: bool,
-    pub segments: bool,
-}
-
-impl Wanted {
-    #[must_use]
-    pub fn anything(self) -> bool {
-        self.messages || self.metadata || self.text || self.segments
-    }
-}
-
 /// What a rollout consists of, as far as it was wanted.
 #[derive(Debug, Default)]
 pub struct Contents {
@@ -220,7 +204,7 @@ pub type ContentsRead = BTreeMap<RolloutPk, Option<Contents>>;
 pub struct WorkReader {
     buffer: Buffer,
     policy: PolicyName,
-    wanted: Wanted,
+    wanted: Vec<ScoreInclude>,
     rows: Vec<SealedRow>,
     /// Those of the whole answer.
     rollouts: usize,
@@ -228,11 +212,11 @@ pub struct WorkReader {
 
 impl Buffer {
     #[must_use]
-    pub fn work_reader(&self, policy: PolicyName, items: &[WorkItem], wanted: Wanted) -> WorkReader {
+    pub fn work_reader(&self, policy: PolicyName, items: &[WorkItem], wanted: Vec<ScoreInclude>) -> WorkReader {
         let mut rows: Vec<SealedRow> = Vec::new();
         let mut bytes = 0;
         let rollouts = || items.iter().flat_map(|item| &item.rollouts);
-        for rollout in rollouts().filter(|_| wanted.anything()) {
+        for rollout in rollouts().filter(|_| !wanted.is_empty()) {
             bytes += pages::bytes_of(std::slice::from_ref(rollout));
             if !rows.is_empty() && bytes > PAGE_BYTES {
                 break;
@@ -248,7 +232,7 @@ impl WorkReader {
     #[must_use]
     pub fn bytes(&self) -> u64 {
         // As stored, unpacked, and as JSON, which is up to three times as long.
-        let per_token = if self.wanted.text { 2 * TEXT_BYTES_PER_TOKEN } else { 0 };
+        let per_token = if self.wanted.contains(&ScoreInclude::Text) { 2 * TEXT_BYTES_PER_TOKEN } else { 0 };
         let text: u64 = self.rows.iter().map(|row| row.tokens.saturating_mul(per_token)).sum();
         let rows = self.rollouts as u64 * ROW_BYTES;
         pages::bytes_of(&self.rows).saturating_mul(5).saturating_add(text).saturating_add(rows)
@@ -263,17 +247,19 @@ impl WorkReader {
         let payloads = payloads::read_payloads(buffer.store.as_ref(), &rows).await?;
         let conversations = Arc::clone(&buffer.conversations);
         let unpack = move || {
+            let has = |part| wanted.contains(&part);
             let mut read = ContentsRead::new();
             for (row, payload) in rows.into_iter().zip(payloads) {
                 let unpacked = payload.map(|payload| pages::unpack(&row, &payload));
                 let contents = match unpacked {
                     Some(Ok(unpacked)) => {
-                        let text = wanted.text.then(|| texts(conversations.as_ref(), &policy, &unpacked.segments));
+                        let text =
+                            has(ScoreInclude::Text).then(|| texts(conversations.as_ref(), &policy, &unpacked.segments));
                         Some(Contents {
-                            messages: unpacked.messages.filter(|_| wanted.messages),
-                            metadata: unpacked.metadata.filter(|_| wanted.metadata),
+                            messages: unpacked.messages.filter(|_| has(ScoreInclude::Messages)),
+                            metadata: unpacked.metadata.filter(|_| has(ScoreInclude::Metadata)),
                             text: text.flatten(),
-                            segments: wanted.segments.then_some(unpacked.segments),
+                            segments: has(ScoreInclude::Segments).then_some(unpacked.segments),
                         })
                     }
                     Some(Err(error)) => {

@@ -37,6 +37,7 @@ pub mod unused_rules;
 use forebay_domain::{
     ids::Version,
     ingest::decide::GroupFill,
+    samples::SealedRow,
     staleness::{TrainedSpan, TrainedVersions},
     states::{self, BatchState, GroupState, RolloutState},
 };
@@ -87,6 +88,24 @@ async fn places_left(tx: &mut Tx<'_>, row: &mut Row) -> Result<u32, StoreError> 
     }
     let rules = tx.rules(row.get("rules_pk")?).await?;
     Ok(group.places_left(rules.group.on_drop))
+}
+
+/// The part of a rollout's row that belongs to its payload.
+fn read_sealed(row: &mut Row, group_id: String) -> Result<SealedRow, StoreError> {
+    Ok(SealedRow {
+        rollout_pk: row.get("rollout_pk")?,
+        group_id,
+        rollout_id: row.get("rollout_id")?,
+        verdict: row.get("verdict")?,
+        reward: row.get("reward")?,
+        policy_version: row.get("policy_version")?,
+        segments: row.get("segments")?,
+        tokens: row.get("tokens")?,
+        unpacked_bytes: row.get("unpacked_bytes")?,
+        made_bytes: 0,
+        trained_spans: trained_spans(row)?,
+        seal: row.get("seal")?,
+    })
 }
 
 /// Trained tokens by version, if they were recorded.

@@ -1,8 +1,8 @@
-//! Where payloads are: the rows of segment files, and which frames rows name. Only diagnosis reads this.
+//! Where payloads are: the rows of segment files, and which frames rows name.
 
 use async_trait::async_trait;
-use forebay_domain::ids::RolloutPk;
-use std::collections::HashMap;
+use forebay_domain::{clock::Timestamp, ids::RolloutPk};
+use std::collections::{BTreeMap, HashMap};
 
 use crate::{
     error::StoreError,
@@ -109,4 +109,25 @@ impl Op for FindPlaces {
 pub(crate) fn read_place(row: &mut Row) -> Result<Option<Place>, StoreError> {
     let Some(file) = row.get("file")? else { return Ok(None) };
     Ok(Some(Place { file, start: row.get("start")?, length: row.get("length")? }))
+}
+
+/// Counts that no row names these places any more.
+pub(super) async fn count_released(tx: &mut Tx<'_>, places: &[Place], now: Timestamp) -> Result<(), StoreError> {
+    const COUNT_RELEASED: Statement = Statement::new(
+        "-- count_released
+        UPDATE segment_file
+        SET live_frames = live_frames - $2, live_bytes = live_bytes - $3,
+            emptied_us = CASE WHEN live_frames = $2 THEN $4 END
+        WHERE file = $1",
+    );
+    let mut files: BTreeMap<i64, (u64, u64)> = BTreeMap::new();
+    for place in places {
+        let (frames, bytes) = files.entry(place.file).or_default();
+        *frames += 1;
+        *bytes += place.frame_bytes();
+    }
+    for (file, (frames, bytes)) in files {
+        tx.guarded(COUNT_RELEASED, args![file, frames, bytes, now], 1).await?;
+    }
+    Ok(())
 }

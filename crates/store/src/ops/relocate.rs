@@ -8,7 +8,7 @@ use bytes::Bytes;
 use forebay_domain::{clock::Timestamp, formats::payload::Payload, ids::RolloutPk};
 use std::collections::HashMap;
 
-use super::{places::read_place, sweep::count_released};
+use super::places::{count_released, read_place};
 use crate::{
     error::StoreError,
     op::Op,

@@ -8,7 +8,7 @@ use forebay_domain::{
     lease::{Batch, BatchFilter},
     pages::Page,
     rules::Rules,
-    samples::{BatchMember, SealedRow, StoredPayload},
+    samples::{BatchMember, StoredPayload},
 };
 use std::{
     collections::{BTreeMap, HashMap},
@@ -20,7 +20,7 @@ use super::{
     bounded_scan::{InOrder, Scan, examine, in_order},
     group,
     places::read_place,
-    read_json, scores, trained_spans,
+    read_json, read_sealed, scores,
 };
 use crate::{
     error::StoreError,
@@ -172,24 +172,6 @@ fn read_member(mut row: Row, rules: Arc<Rules>) -> Result<BatchMember, StoreErro
         scores: Vec::new(),
         turns: None,
         turn_advantages: None,
-    })
-}
-
-/// The part of a rollout's row that belongs to its payload.
-pub(super) fn read_sealed(row: &mut Row, group_id: String) -> Result<SealedRow, StoreError> {
-    Ok(SealedRow {
-        rollout_pk: row.get("rollout_pk")?,
-        group_id,
-        rollout_id: row.get("rollout_id")?,
-        verdict: row.get("verdict")?,
-        reward: row.get("reward")?,
-        policy_version: row.get("policy_version")?,
-        segments: row.get("segments")?,
-        tokens: row.get("tokens")?,
-        unpacked_bytes: row.get("unpacked_bytes")?,
-        made_bytes: 0,
-        trained_spans: trained_spans(row)?,
-        seal: row.get("seal")?,
     })
 }
 

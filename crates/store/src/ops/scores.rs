@@ -31,8 +31,8 @@ use std::{
 use super::{
     group::{self, LockedGroup},
     looking::ledger,
-    places::read_place,
-    policy, read_json, sweep, trained_spans,
+    places::{count_released, read_place},
+    policy, read_json, trained_spans,
 };
 use crate::{
     error::StoreError,
@@ -565,7 +565,7 @@ async fn write(
             None => {}
         }
     }
-    sweep::count_released(tx, &places, now).await?;
+    count_released(tx, &places, now).await?;
     let mut decided = HashSet::new();
     // In the order of their keys, because that is the order in which they become ready.
     for key in touched {
@@ -818,7 +818,7 @@ async fn drop_page(tx: &mut Tx<'_>, group: &mut LockedGroup, keys: Vec<i64>, now
     }
     if group.rules.retention.dropped_s == 0 {
         let places = delete_payloads(tx, keys).await?;
-        sweep::count_released(tx, &places, now).await?;
+        count_released(tx, &places, now).await?;
     }
     Ok(())
 }

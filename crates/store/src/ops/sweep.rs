@@ -11,18 +11,16 @@ use forebay_domain::{
     states::{BatchState, GroupMove, GroupState, RolloutState},
     tally::{LeaseEvent, Tally},
 };
-use std::collections::BTreeMap;
 
 use super::{
     batch::{self, select_batches},
     group, journal, members_state,
-    places::read_place,
+    places::{count_released, read_place},
     policy, tallies,
 };
 use crate::{
     error::StoreError,
     op::Op,
-    segment_files::Place,
     sql::{Row, Statement, Tx, args, locking},
     tally::minute,
 };
@@ -248,27 +246,6 @@ async fn delete_payloads(tx: &mut Tx<'_>, group_pk: i64, now: Timestamp) -> Resu
         places.extend(read_place(&mut row)?);
     }
     count_released(tx, &places, now).await
-}
-
-/// Counts that no row names these places any more.
-pub(super) async fn count_released(tx: &mut Tx<'_>, places: &[Place], now: Timestamp) -> Result<(), StoreError> {
-    const COUNT_RELEASED: Statement = Statement::new(
-        "-- count_released
-        UPDATE segment_file
-        SET live_frames = live_frames - $2, live_bytes = live_bytes - $3,
-            emptied_us = CASE WHEN live_frames = $2 THEN $4 END
-        WHERE file = $1",
-    );
-    let mut files: BTreeMap<i64, (u64, u64)> = BTreeMap::new();
-    for place in places {
-        let (frames, bytes) = files.entry(place.file).or_default();
-        *frames += 1;
-        *bytes += place.frame_bytes();
-    }
-    for (file, (frames, bytes)) in files {
-        tx.guarded(COUNT_RELEASED, args![file, frames, bytes, now], 1).await?;
-    }
-    Ok(())
 }
 
 /// Deletes tombstones that are due. Their rollouts are counted as forgotten.

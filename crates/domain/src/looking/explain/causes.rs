@@ -13,7 +13,7 @@ use super::{
         failing, flatness, is_near_bound, lost_group_share, lost_rollout_share, overdue, overdue_after, recent_steps,
         stale_mean, untaken_since,
     },
-    facts::{EqualRewards, FILTER_FAILS, Facts, RULES_CHANGED, Window, median},
+    facts::{EqualRewards, FILTER_FAILS, Facts, RULES_CHANGED, WORK_COUNTED_MAX, Window, WorkFacts, median},
     finding::{Cause, Numbers},
     sentence::{
         bytes, consumer, count, duration, duration_us, is, percent, plural, real, seconds, share, short_id, was, within,
@@ -282,10 +282,44 @@ fn scores_missing(facts: &Facts, found: &mut Found) {
         let text = format!("{} {wait} for {names}, the oldest for {}", plural(rollouts, "rollout"), duration_us(age));
         (text, ADDS)
     };
+    let text =
+        scoring.work.iter().filter_map(|work| work_for(facts, work)).fold(text, |text, work| text + "; " + &work);
     let numbers =
         Numbers::from([("groups", scoring.groups as f64), ("rollouts", rollouts as f64), ("since_s", seconds(age))]);
     let see = listed(facts, "trajectories", "state=scoring");
     found.push(Cause { see: Some(see), ..cause("scores-missing", weight, text, numbers) });
+}
+
+/// A scorer that has not asked for this long does not ask any more: one that waits asks every few seconds.
+const SCORER_SILENT_US: i64 = 60_000_000;
+
+/// How the work for a score stands, if there is some.
+fn work_for(facts: &Facts, work: &WorkFacts) -> Option<String> {
+    let name = &work.name;
+    let items = |count: i64| match count {
+        ..=WORK_COUNTED_MAX => plural(count, "item"),
+        _ => format!("more than {}", plural(WORK_COUNTED_MAX, "item")),
+    };
+    if work.exhausted > 0 {
+        let failure =
+            work.failure.as_ref().map_or_else(String::new, |failure| format!(", the last time with: {failure}"));
+        let have = if work.exhausted == 1 { "has" } else { "have" };
+        return Some(format!(
+            "{} of the work for {name} {have} no attempts left{failure} (`POST /scores/retry` gives them back)",
+            items(work.exhausted)
+        ));
+    }
+    if work.open > 0 && work.leased == 0 {
+        return match work.asked {
+            None => Some(format!("nobody has ever asked for work for {name}")),
+            Some(asked) if facts.age_us(asked) >= SCORER_SILENT_US => {
+                Some(format!("nobody has asked for work for {name} for {}", duration_us(facts.age_us(asked))))
+            }
+            Some(_) => None,
+        };
+    }
+    let is = if work.leased == 1 { "is" } else { "are" };
+    (work.leased > 0).then(|| format!("{} of the work for {name} {is} with scorers", items(work.leased)))
 }
 
 /// A batch waits for the environments that have a share in it.

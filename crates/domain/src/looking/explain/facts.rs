@@ -76,6 +76,25 @@ pub struct ScoringFacts {
     pub oldest: Timestamp,
     /// The scores that those which have waited longest lack, by name.
     pub names: BTreeSet<String>,
+    /// The work for scorers that there is for these.
+    pub work: Vec<WorkFacts>,
+}
+
+/// Counts of work end here: more is not counted.
+pub const WORK_COUNTED_MAX: i64 = 1_000;
+
+/// Work for scorers, with counts of up to one more than [`WORK_COUNTED_MAX`].
+#[derive(Clone, Debug)]
+pub struct WorkFacts {
+    /// The name of the score.
+    pub name: String,
+    pub open: i64,
+    pub leased: i64,
+    pub exhausted: i64,
+    /// Why an exhausted item failed last, if its scorer said so.
+    pub failure: Option<String>,
+    /// When a scorer last asked for it.
+    pub asked: Option<Timestamp>,
 }
 
 /// The groups of an environment that has rules.

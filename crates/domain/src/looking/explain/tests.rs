@@ -8,7 +8,7 @@ use super::{
     Explanation, PolicyCondition as State, explain,
     facts::{
         Asking, EnvironmentFacts, Event, Facts, Gauges, GroupFacts, Lease, Limits, ScoringFacts, StepFacts,
-        VersionFacts, Window, Windows,
+        VersionFacts, Window, Windows, WorkFacts,
     },
 };
 use crate::{
@@ -93,7 +93,7 @@ fn lease(age_s: i64, failed: i64) -> Lease {
 }
 
 fn scoring(groups: i64) -> ScoringFacts {
-    ScoringFacts { groups, oldest: ago(720), names: ["judge".to_owned(), "tests".to_owned()].into() }
+    ScoringFacts { groups, oldest: ago(720), names: ["judge".to_owned(), "tests".to_owned()].into(), work: Vec::new() }
 }
 
 #[test]
@@ -108,6 +108,28 @@ fn groups_that_wait_for_scores_come_first() {
     let found = explain(&facts);
     let text = found.causes.iter().find(|cause| cause.code == "scores-missing").map(|cause| cause.text.as_str());
     assert_eq!(text, Some("1 rollout waits for the score judge, the oldest for 12 min"));
+}
+
+#[test]
+fn work_for_scores_is_told_by_what_it_waits_for() {
+    let told = |open, leased, exhausted, asked: Option<i64>| {
+        let mut facts = starved(600);
+        let failure = Some("timeout".to_owned());
+        let asked = asked.map(ago);
+        let work = WorkFacts { name: "judge".to_owned(), open, leased, exhausted, failure, asked };
+        facts.scoring = Some(ScoringFacts { names: ["judge".to_owned()].into(), work: vec![work], ..scoring(1) });
+        let found = explain(&facts).causes.into_iter().find(|cause| cause.code == "scores-missing");
+        let text = found.expect("groups wait").text;
+        text.split_once("12 min").map(|(_, work)| work.to_owned()).expect("the age")
+    };
+    assert_eq!(told(3, 0, 0, None), "; nobody has ever asked for work for judge");
+    assert_eq!(told(3, 0, 0, Some(300)), "; nobody has asked for work for judge for 5 min");
+    assert_eq!(told(3, 0, 0, Some(59)), "");
+    assert_eq!(told(3, 1, 0, Some(300)), "; 1 item of the work for judge is with scorers");
+    let exhausted = told(3, 1, 1_001, None);
+    let expected = "; more than 1,000 items of the work for judge have no attempts left, the last time with: timeout \
+                    (`POST /scores/retry` gives them back)";
+    assert_eq!(exhausted, expected);
 }
 
 /// The same policy with a trainer that waits.

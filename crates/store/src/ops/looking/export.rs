@@ -20,7 +20,7 @@ use std::{
 use crate::{
     error::StoreError,
     op::Op,
-    ops::{samples::read_sealed, scores},
+    ops::{read_sealed, scores},
     sql::{Row, Statement, Tx, among_keys, args, key_list},
 };
 

@@ -6,7 +6,7 @@ use forebay_domain::{
     clock::Timestamp,
     ids::{BatchId, PolicyPk},
     looking::{
-        explain::facts::{Asking, Event, GroupFacts, Lease, ScoringFacts},
+        explain::facts::{Asking, Event, GroupFacts, Lease, ScoringFacts, WORK_COUNTED_MAX, WorkFacts},
         insight::{LedgerFacts, ReadFacts},
         journal::ReadJournal,
         steps::{ReadSteps, StepRow},
@@ -40,6 +40,9 @@ const OPEN_READ: i64 = 1_000;
 
 /// The rollouts that have waited longest for scores, whose missing scores are named.
 const SCORING_MAX: i64 = 16;
+
+/// The missing scores whose work is counted.
+const WORK_NAMES_MAX: usize = 4;
 
 /// The fullest open groups that are kept.
 const FULLEST_MAX: usize = 64;
@@ -204,10 +207,60 @@ async fn scoring(tx: &mut Tx<'_>, policy: PolicyPk, groups: usize) -> Result<Opt
     let mut found: Option<ScoringFacts> = None;
     for mut row in tx.fetch_all(SELECT_LONGEST_SCORING, args![policy, i64::MAX, SCORING_MAX]).await? {
         let oldest = row.get("since_us")?;
-        let facts = found.get_or_insert(ScoringFacts { groups: groups as i64, oldest, names: BTreeSet::new() });
+        let none = || ScoringFacts { groups: groups as i64, oldest, names: BTreeSet::new(), work: Vec::new() };
+        let facts = found.get_or_insert_with(none);
         facts.names.extend(read_json::<Vec<String>>(&mut row, "missing")?.unwrap_or_default());
     }
+    if let Some(facts) = &mut found {
+        for name in facts.names.iter().take(WORK_NAMES_MAX) {
+            facts.work.extend(work(tx, policy, name).await?);
+        }
+    }
     Ok(found)
+}
+
+/// The work for a score, if there is some.
+async fn work(tx: &mut Tx<'_>, policy: PolicyPk, name: &str) -> Result<Option<WorkFacts>, StoreError> {
+    const COUNT_WORK: Statement = Statement::new(
+        "-- count_work
+        SELECT
+            (
+                SELECT COUNT(*)
+                FROM (
+                    SELECT 1 FROM score_work WHERE policy_pk = $1 AND name = $2 AND state = 'open' LIMIT $3
+                ) AS o
+            ) AS open,
+            (
+                SELECT COUNT(*)
+                FROM (
+                    SELECT 1 FROM score_work WHERE policy_pk = $1 AND name = $2 AND state = 'leased' LIMIT $3
+                ) AS l
+            ) AS leased,
+            (
+                SELECT COUNT(*)
+                FROM (
+                    SELECT 1 FROM score_work WHERE policy_pk = $1 AND name = $2 AND state = 'exhausted' LIMIT $3
+                ) AS e
+            ) AS exhausted,
+            (
+                SELECT failure
+                FROM score_work
+                WHERE policy_pk = $1 AND name = $2 AND state = 'exhausted'
+                ORDER BY since_us, work_pk
+                LIMIT 1
+            ) AS failure,
+            (SELECT asked_us FROM score_asked WHERE policy_pk = $1 AND name = $2) AS asked_us",
+    );
+    let mut row = tx.fetch_one(COUNT_WORK, args![policy, name, WORK_COUNTED_MAX + 1]).await?;
+    let facts = WorkFacts {
+        name: name.to_owned(),
+        open: row.get("open")?,
+        leased: row.get("leased")?,
+        exhausted: row.get("exhausted")?,
+        failure: row.get("failure")?,
+        asked: row.get("asked_us")?,
+    };
+    Ok((facts.open + facts.leased + facts.exhausted > 0).then_some(facts))
 }
 
 /// The newest groups of a policy.

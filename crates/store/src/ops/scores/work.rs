@@ -22,7 +22,7 @@ use forebay_wire::ScoreWorkPer;
 use crate::{
     error::StoreError,
     op::Op,
-    ops::{group::LockedGroup, policy, read_json, samples::read_sealed},
+    ops::{group::LockedGroup, policy, read_json, read_sealed},
     sql::{Arg, InsertRows, Row, Statement, Tx, among_keys, args, key_list},
 };
 
@@ -295,7 +295,7 @@ fn read_candidate(mut row: Row) -> Result<Candidate, StoreError> {
 }
 
 impl Candidate {
-    /// The rollouts that it is about; none if nobody lacks the score.
+    /// The rollouts that it is about. As long as the item is there, at least one of them lacks the score.
     async fn rollouts(&self, tx: &mut Tx<'_>) -> Result<Vec<WorkRollout>, StoreError> {
         const SELECT_WORK_ROLLOUT: Statement = Statement::new(
             "-- select_work_rollout
@@ -332,9 +332,7 @@ impl Candidate {
                 reward_components: read_json(&mut row, "components")?.unwrap_or_default(),
             })
         };
-        let rollouts = rows.into_iter().map(read).collect::<Result<Vec<_>, _>>()?;
-        let is_lacked = rollouts.iter().any(|rollout| rollout.scoring.contains(&self.name));
-        Ok(if is_lacked { rollouts } else { Vec::new() })
+        rows.into_iter().map(read).collect()
     }
 }
 
@@ -348,11 +346,6 @@ impl Op for LeaseWork {
             UPDATE score_work
             SET state = 'leased', lease = $2, scorer = $3, request_id = $4, expires_us = $5
             WHERE work_pk = $1 AND (state = 'open' OR lease = $2)",
-        );
-        const END_STALE_WORK: Statement = Statement::new(
-            "-- end_stale_work
-            DELETE FROM score_work
-            WHERE work_pk = $1",
         );
         let Some(policy) = policy::find(tx, &self.policy).await? else {
             return Ok(Err(Refusal::UnknownPolicy(self.policy.clone())));
@@ -372,10 +365,6 @@ impl Op for LeaseWork {
         let (mut items, mut count, mut bytes): (Vec<WorkItem>, usize, u64) = (Vec::new(), 0, 0);
         for candidate in candidates {
             let rollouts = candidate.rollouts(tx).await?;
-            if rollouts.is_empty() {
-                tx.execute(END_STALE_WORK, args![candidate.work_pk]).await?;
-                continue;
-            }
             count += rollouts.len();
             bytes += rollouts.iter().map(|rollout| rollout.row.unpacked_bytes).sum::<u64>();
             if !held && !items.is_empty() && (count > ROLLOUTS_MAX || bytes > self.bytes_max) {
@@ -416,14 +405,12 @@ async fn asked(lease: &LeaseWork, tx: &mut Tx<'_>, policy: &Policy) -> Result<Re
         ON CONFLICT (policy_pk, name) DO UPDATE SET asked_us = excluded.asked_us
         WHERE score_asked.asked_us < excluded.asked_us - $4",
     );
-    for (index, name) in lease.names.iter().enumerate() {
+    for name in &lease.names {
         if policy.rules.work(name).is_none()
             && tx.fetch_optional(FIND_WORK_NAMED, args![policy.policy_pk, &**name]).await?.is_none()
         {
-            let known: Vec<&str> = policy.rules.scores.work.keys().map(String::as_str).collect();
-            let known = if known.is_empty() { "is empty".to_owned() } else { format!("has {}", known.join(", ")) };
-            let detail = format!("`{name}` is no work of policy `{}`: `scores.work` of its rules {known}", policy.name);
-            return Ok(Err(Refusal::invalid(format!("/names/{index}"), detail)));
+            let known = policy.rules.scores.work.keys().cloned().collect();
+            return Ok(Err(Refusal::UnknownWork { name: name.clone(), policy: policy.name.clone(), known }));
         }
     }
     for name in &lease.names {
