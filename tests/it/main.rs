@@ -63,6 +63,7 @@ mod replicas;
 mod restore;
 mod room;
 mod score_command;
+mod score_kills;
 mod score_work;
 mod scores;
 mod segments;

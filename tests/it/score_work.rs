@@ -313,6 +313,31 @@ on_both_stores! {
         assert_eq!((omitted[0], omitted[2]), (None, Some("size")));
     }
 
+    async fn why_says_what_the_work_waits_for(app: TestApp) {
+        rules(app, 1, json!({"max_attempts": 1})).await;
+        app.accept(json!([member("g", 0, 1.0), member("h", 0, 1.0)])).await;
+        let why = async || {
+            // A trainer asks again and again.
+            for _ in 0..20 {
+                app.post("/batches", json!({"wait_ms": 1})).await.expect(204);
+                app.pass_s(9.0).await;
+            }
+            let found = app.get("/policies/default/why").await.expect(200);
+            let missing = found["causes"].as_array().expect("a list").iter().find(|cause| cause["code"] == "scores-missing");
+            text(&missing.expect("it is a cause")["text"]).to_owned()
+        };
+        let told = why().await;
+        assert!(told.ends_with("; nobody has ever asked for work for judge"), "{told}");
+        let item = one(app, json!({"ttl_s": 1_000})).await;
+        let told = why().await;
+        assert!(told.ends_with("; 1 item of the work for judge is with scorers"), "{told}");
+        app.post("/scores", failed(&item, "no disk")).await.expect(200);
+        let told = why().await;
+        let expected = "; 1 item of the work for judge has no attempts left, the last time with: no disk \
+                        (`POST /scores/retry` gives them back)";
+        assert!(told.ends_with(expected), "{told}");
+    }
+
     async fn bad_requests_are_refused_and_change_nothing(app: TestApp) {
         rules(app, 1, json!({})).await;
         app.accept(json!([member("g", 0, 1.0), member("h", 0, 1.0)])).await;
