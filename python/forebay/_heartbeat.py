@@ -202,8 +202,8 @@ class BatchHeartbeats(Heartbeats[BatchLease]):
         self._hold(lease)
 
     def _extend(self, client: Client, leases: Sequence[BatchLease]) -> Sequence[BatchLease]:
-        for lease in leases:
-            client.extend(lease.key, lease=lease.token, ttl_s=int(lease.ttl_s), epoch=lease.epoch)
+        (lease,) = leases
+        client.extend(lease.key, lease=lease.token, ttl_s=int(lease.ttl_s), epoch=lease.epoch)
         return []
 
 

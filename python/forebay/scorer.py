@@ -34,6 +34,9 @@ log = logging.getLogger("forebay")
 REASON_BYTES_MAX = 1_024
 """The longest reason of a failure that the service takes."""
 
+TTL_S = 60
+"""How long a lease lasts that nobody extends. Scorers extend theirs, so a judgement may take longer."""
+
 SCORES_AT_ONCE = 256
 """The most scores of one post."""
 
@@ -192,12 +195,12 @@ class Scorer:
         client: Client | None = None,
         scorer: str | None = None,
         include: Sequence[ScoreInclude] = (),
-        ttl_s: int | None = None,
+        ttl_s: int | None = TTL_S,
         patience_s: float = PATIENCE_S,
     ) -> None:
         """`scorer` is who gives the scores; without it, that is the id of the key, or `anonymous` without keys.
         `include` names what of the rollouts to send along: `messages`, `metadata`, `text` and `segments`. A lease lasts
-        for `ttl_s`, without it for `lease.ttl_s` of the rules: so long the item of a scorer that died waits."""
+        for `ttl_s`, with None for `lease.ttl_s` of the rules: so long the item of a scorer that died waits."""
         self.names = names
         """The scores that are leased."""
         self.policy = policy
@@ -274,7 +277,7 @@ class AsyncScorer:
         client: AsyncClient | None = None,
         scorer: str | None = None,
         include: Sequence[ScoreInclude] = (),
-        ttl_s: int | None = None,
+        ttl_s: int | None = TTL_S,
         patience_s: float = PATIENCE_S,
     ) -> None:
         """The arguments are those of `Scorer`, with an asynchronous client."""

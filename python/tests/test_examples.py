@@ -42,7 +42,7 @@ def test_run_files_are_valid_and_the_alphabet_has_what_models_read_and_say(path:
         other = {"exam_swarm": "reward", "student": "none", "actor": "none", "turn_credit": by_turn}
         assert policy.rules["advantage"] == other.get(path.stem, other.get(policy.name, "grpo"))
         if policy.warm is None:
-            assert path.stem in ("asymmetric_ppo", "demo")
+            assert path.stem in ("asymmetric_ppo", "demo", "late_judge")
             continue
 
         def put(name: str, **fields: object) -> str:

@@ -230,6 +230,22 @@ def test_turn_credit_rewards_the_turns_that_were_right(example: Any, profile: st
         assert row.advantages[1::6] == row.advantages[::6]
 
 
+def test_late_judge_scores_what_the_agent_posted_without_a_reward(example: Any) -> None:
+    system = example("late_judge")
+    system.policy("default", 1, 3)
+    q = system.question("3+4", "7")
+    answers = iter(["7", "1", Answer("7", finish_reason="length")])
+    with Engine(lambda request: next(answers)) as engine, client(engine) as llm:
+        b = system.program.execute(system.run, system.fb, llm, q, count=3)
+    assert [receipt.scoring for receipt in b.receipts] == [["judge"]] * 3
+    with forebay.Scorer("judge", include=["messages"], client=system.fb) as scorer:
+        system.program.settle(next(iter(scorer)))
+    rows = system.rows("default")
+    # The whole answer is right, nothing of it, and its digit without its end.
+    assert sorted(row.reward for row in rows.values()) == [0.0, 0.5, 1.0]
+    assert sorted(row.advantage for row in rows.values()) == pytest.approx([-1.0, 0.0, 1.0], abs=1e-5)
+
+
 def test_shared_state_peers_give_every_round_the_reward_of_round_3(example: Any) -> None:
     system = example("shared_state_peers")
     system.policy("peer_a", 3, 3)

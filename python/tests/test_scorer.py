@@ -70,6 +70,11 @@ def leased(scorer: forebay.Scorer) -> Item:
     return item
 
 
+def heartbeats(before: set[threading.Thread]) -> list[threading.Thread]:
+    """The threads of heartbeats that have begun since."""
+    return [one for one in threading.enumerate() if one.name == "forebay-heartbeat" and one not in before]
+
+
 def given(fb: forebay.Client, policy: str, rollout_id: str) -> list[tuple[float, str | None, int | None]]:
     """The scores of a rollout, with who gave them and with which attempt."""
     found = fb.scores(rollout_id, policy=policy).scores
@@ -271,6 +276,34 @@ def test_a_heartbeat_has_no_more_leases_than_the_service_takes(
         assert max(sizes) == 2 and not any(item.is_lost() for item in items)
 
 
+def test_a_lease_that_its_score_ends_is_not_reported_as_lost(
+    fb: forebay.Client, judged: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    begun, scored = threading.Event(), threading.Event()
+    extend = forebay.Client.extend_scores
+    lost: list[str] = []
+
+    def late(self: forebay.Client, leases: Any, **options: Any) -> Any:
+        begun.set()
+        scored.wait(20)
+        answer = extend(self, leases, **options)
+        lost.extend(answer.lost)
+        return answer
+
+    monkeypatch.setattr(forebay.Client, "extend_scores", late)
+    post(fb, judged, "a")
+    before = set(threading.enumerate())
+    with forebay.Scorer("judge", policy=judged, client=fb, ttl_s=5) as scorer:
+        item = leased(scorer)
+        (thread,) = heartbeats(before)
+        assert begun.wait(20)
+        item.score(1.0)
+        scored.set()
+        wait_for(lambda: lost == [item.descriptor.lease], "the answer to the heartbeat")
+    thread.join(20)
+    assert "is lost" not in caplog.text and not item.is_lost()
+
+
 def test_a_lease_that_others_end_is_noticed(fb: forebay.Client, judged: str, caplog: pytest.LogCaptureFixture) -> None:
     post(fb, judged, "a b")
     with forebay.Scorer("judge", policy=judged, client=fb, ttl_s=1) as scorer:
@@ -294,6 +327,7 @@ def test_the_rollouts_of_a_policy_that_was_reset_cannot_be_scored(fb: forebay.Cl
         scored.score(1.0)
     failed.fail("no answer")
     assert (scored.ended, failed.ended) == ("lost", "failed")
+    assert (scored.is_lost(), failed.is_lost()) == (True, False)
 
 
 def test_an_item_is_held_until_nothing_refers_to_it(fb: forebay.Client, judged: str) -> None:
@@ -314,7 +348,7 @@ def test_leases_end_with_the_objects_that_use_them(fb: forebay.Client, judged: s
     before = set(threading.enumerate())
     scorer = forebay.Scorer("judge", policy=judged, client=fb)
     item = leased(scorer)
-    (thread,) = (one for one in threading.enumerate() if one.name == "forebay-heartbeat" and one not in before)
+    (thread,) = heartbeats(before)
     del scorer
     gc.collect()
     assert thread.is_alive(), "the item still holds the scorer"
@@ -353,7 +387,7 @@ def test_threads_that_iterate_one_scorer_get_different_items(fb: forebay.Client,
             if len(mine) == 2:
                 return
 
-    threads = [threading.Thread(target=work, args=[mine]) for mine in seen.values()]
+    threads = [threading.Thread(target=work, args=[mine], daemon=True) for mine in seen.values()]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -365,7 +399,7 @@ def test_threads_that_iterate_one_scorer_get_different_items(fb: forebay.Client,
 def test_the_end_of_a_scorer_ends_the_loops_that_wait(own: forebay.Client) -> None:
     scorer = forebay.Scorer("judge", client=own)
     seen: list[Item] = []
-    loop = threading.Thread(target=lambda: seen.extend(scorer))
+    loop = threading.Thread(target=lambda: seen.extend(scorer), daemon=True)
     loop.start()
     wait_for(lambda: waiters(own) == 1, "the long poll")
     scorer.close()
@@ -386,7 +420,7 @@ def test_the_end_of_a_client_ends_its_scorers_with_an_error(own_server: forebay.
         except errors.ForebayError as error:
             ends.append(error)
 
-    thread = threading.Thread(target=loop)
+    thread = threading.Thread(target=loop, daemon=True)
     thread.start()
     wait_for(lambda: waiters(own) == 1, "the long poll")
     client.close()
@@ -411,7 +445,7 @@ def test_run_scores_what_a_function_returns_and_gives_back_what_it_raises(
         return {"good": 0.5, "text": "good", "nan": float("nan")}.get(rollout_id)
 
     with forebay.Scorer("judge", client=own) as scorer:
-        run = threading.Thread(target=scorer.run, args=[judge], kwargs={"jobs": 2})
+        run = threading.Thread(target=scorer.run, args=[judge], kwargs={"jobs": 2}, daemon=True)
         run.start()
         wait_for(lambda: waiters(own) == 2, "both threads wait for more")
         scorer.close()
@@ -425,6 +459,7 @@ def test_run_scores_what_a_function_returns_and_gives_back_what_it_raises(
     assert own.retry_scores("judge") == 4, "their only attempt has failed"
     for text in ("judge of raises is given back", "RuntimeError: no answer", "neither returned a score nor settled"):
         assert text in caplog.text
+    assert "judge of own is given back" not in caplog.text
 
 
 def test_run_goes_on_after_a_lost_lease_and_ends_with_other_errors(fb: forebay.Client, scorer: forebay.Scorer) -> None:
@@ -433,16 +468,23 @@ def test_run_goes_on_after_a_lost_lease_and_ends_with_other_errors(fb: forebay.C
 
     def judge(item: Item) -> Scores:
         seen.append(item.rollout.rollout_id)
-        if seen[-1] == "a":
+        if item.rollout.rollout_id == "a":
             fb.score("a", "judge", 0.0, policy=item.policy, scorer="somebody else")
-        if seen[-1] == "c":
+        if item.rollout.rollout_id == "c":
             # So that the service refuses the score for another reason.
             item.descriptor.lease = ""
         return 1.0
 
-    with pytest.raises(errors.Invalid, match="/0/lease"):
-        scorer.run(judge)
-    assert seen == ["a", "b", "c"]
+    def run() -> None:
+        with pytest.raises(errors.Invalid, match="/0/lease"):
+            # One of the threads waits for more.
+            scorer.run(judge, jobs=2)
+        seen.append("it has ended")
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(20)
+    assert sorted(seen) == ["a", "b", "c", "it has ended"]
     assert [len(given(fb, scorer.policy, name)) for name in "abc"] == [1, 1, 0]
     assert scorer.lease(wait_s=0) is None, "it is closed"
 
@@ -534,7 +576,7 @@ def test_patience_ends_with_the_client_and_with_the_scorer(who: str, caplog: pyt
         except errors.ForebayError as error:
             ends.append(type(error))
 
-    thread = threading.Thread(target=loop)
+    thread = threading.Thread(target=loop, daemon=True)
     thread.start()
     wait_for(lambda: "the call is repeated" in caplog.text, "the first pause")
     {"client": client, "scorer": scorer}[who].close()
@@ -652,12 +694,37 @@ def test_tasks_run_a_function_until_the_scorer_is_closed(
     assert [given(fb, judged, name) for name in "abcd"] == [[(0.5, "anonymous", 1 + (name == "b"))] for name in "abcd"]
 
 
-def test_an_error_of_a_call_ends_the_run(server: forebay.Server, policy: str) -> None:
-    async def test(scorer: forebay.AsyncScorer) -> None:
-        with pytest.raises(errors.NotFound, match="no work for the score `judge`"):
-            await scorer.run(_judged, jobs=2)
+def test_an_error_of_a_call_ends_the_run(server: forebay.Server, fb: forebay.Client, judged: str) -> None:
+    post(fb, judged, "a")
 
-    asynchronously(server, test, policy)
+    async def judge(item: AsyncItem) -> float:
+        item.descriptor.lease = ""
+        return 0.5
+
+    async def test(scorer: forebay.AsyncScorer) -> None:
+        with pytest.raises(errors.Invalid, match="/0/lease"):
+            # One of the tasks waits for more.
+            await asyncio.wait_for(scorer.run(judge, jobs=2), 20)
+        assert await scorer.lease() is None, "it is closed"
+
+    asynchronously(server, test, judged)
+
+
+def test_a_loop_of_a_task_does_not_hold_an_item_that_nothing_refers_to(
+    server: forebay.Server, fb: forebay.Client, judged: str
+) -> None:
+    post(fb, judged, "a")
+
+    async def test(scorer: forebay.AsyncScorer) -> None:
+        items = scorer.__aiter__()
+        item = await anext(items)
+        assert item.attempt == 1
+        del item
+        # The loop waits for the next item, which is this one.
+        back = await asyncio.wait_for(anext(items), 20)
+        assert back.attempt == 2
+
+    asynchronously(server, test, judged, ttl_s=1)
 
 
 def test_a_task_that_is_cancelled_while_it_waits_leases_nothing(

@@ -63,6 +63,10 @@ pub(crate) struct ScoreArgs {
     /// Seconds after which a program is killed; its attempt has failed
     #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     timeout_s: u64,
+    /// Seconds of a lease, which is extended while the program runs: the work of a scorer that dies is given to the next one
+    /// after them
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    lease_s: u64,
     /// Name of the scorer [default: the id of the key, or `anonymous`]
     #[arg(long, value_name = "NAME")]
     scorer: Option<String>,
@@ -163,7 +167,7 @@ impl Scorer {
             wait_ms: Some(wait_ms),
             scorer: args.scorer.clone(),
             request_id: Some(Uuid::new_v4().to_string()),
-            ttl_s: None,
+            ttl_s: Some(args.lease_s),
             include: args.include.iter().copied().map(Into::into).collect(),
         };
         Ok(self.client.lease_scores(&request).await?.pop())

@@ -159,10 +159,15 @@ on_both_stores! {
             let parts = serde_json::json!({"reward_components": parts});
             app.accept(crate::support::with(crate::support::rollout(name, reward), parts)).await;
         }
-        app.rules("judged", serde_json::json!({"scores": {"required": ["judge"]}})).await;
+        let work = serde_json::json!({"judge": {"max_attempts": 1}});
+        app.rules("judged", serde_json::json!({"scores": {"required": ["judge"], "work": work}})).await;
         let judged = serde_json::json!({"policy": "judged"});
         app.accept(crate::support::with(crate::support::rollout("judged", 1.0), judged)).await;
         let score = serde_json::json!({"policy": "judged", "rollout_id": "judged", "name": "judge", "value": 1.0});
+        let work = serde_json::json!({"policy": "judged", "names": ["judge"]});
+        let work = app.post("/scores/leases", work).await.expect(200)["items"][0]["lease"].clone();
+        let fields = serde_json::json!({"value": null, "failed": "no", "lease": work});
+        app.post("/scores", crate::support::with(score.clone(), fields)).await.expect(200);
         app.post("/scores", score).await.expect(201);
         let batch = app.lease().await;
         app.samples(&batch).await;

@@ -143,7 +143,8 @@ async fn a_program_whose_lease_is_lost_is_killed_with_what_it_started() {
     let started = folder.path().join("started");
     app.accept(member("g", 0, 1.0)).await;
     let script = format!("sleep 1000 & echo $! > {0}.new; mv {0}.new {0}; wait; echo 1", shown(&started));
-    let mut scorer = Scorer::start(&app, &[], &script);
+    // A heartbeat each third of a second.
+    let mut scorer = Scorer::start(&app, &["--lease-s", "1"], &script);
     eventually("the program", || async { started.exists() }).await;
     let id: i32 = std::fs::read_to_string(&started).expect("it is there").trim().parse().expect("a process");
     app.post("/scores", json!({"rollout_id": "g-0", "name": "judge", "value": 0.75})).await.expect(201);

@@ -29,7 +29,21 @@ fn scorer(url: &str, notes: &Path) -> Child {
         notes.display()
     );
     let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
-    command.args(["score", "--url", url, "--name", "judge", "--jobs", "3", "--", "sh", "-c", &script]);
+    command.args([
+        "score",
+        "--url",
+        url,
+        "--name",
+        "judge",
+        "--lease-s",
+        "1",
+        "--jobs",
+        "3",
+        "--",
+        "sh",
+        "-c",
+        &script,
+    ]);
     command.stdout(Stdio::null()).stderr(Stdio::null()).kill_on_drop(true).spawn().expect("the binary starts")
 }
 

@@ -46,7 +46,7 @@ async fn idle_connections_are_closed_so_that_they_cannot_use_up_the_cap() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn acks_are_answered_while_the_number_of_waiters_is_at_its_limit() {
-    let app = TestApp::start_with(Backend::Sqlite, "[limits]\nconnections = 96\nwaiters = 32").await;
+    let app = TestApp::start_with(Backend::Sqlite, "[limits]\nconnections = 128\nwaiters = 32").await;
     app.accept(rollout("a", 1.0)).await;
     let batch = app.lease().await;
     let mut waiters = Vec::new();
@@ -73,10 +73,10 @@ async fn much_to_read(app: &TestApp) -> String {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_does_not_read_loses_its_connection() {
-    let app = impatient_with("[limits]\nstall_timeout_s = 1\nconnections = 3\nwaiters = 1").await;
+    let app = impatient_with("[limits]\nstall_timeout_s = 1\nconnections = 4\nwaiters = 1").await;
     let path = much_to_read(&app).await;
     let mut stalled = Vec::new();
-    for _ in 0..3 {
+    for _ in 0..4 {
         let mut raw = Raw::sending(&app, format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n")).await;
         assert_eq!(raw.answer().await.expect("a head").status, 200);
         stalled.push(raw);

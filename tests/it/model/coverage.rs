@@ -6,7 +6,10 @@ use forebay_wire::{BatchState, GroupState, Verdict};
 
 use super::{
     reference::Reference,
-    view::{Answer, Call, Ended, Holder, PolicyNumber, Post, Receipt, Recorded, Refused, Score, name_of},
+    view::{
+        Answer, Call, Ended, Holder, PER_GROUP, PolicyNumber, Post, Receipt, Recorded, Refused, Score, ScoreLease,
+        WorkView, name_of,
+    },
 };
 
 /// How often an operation ran in a state; the state is the one before the operation.
@@ -17,11 +20,15 @@ pub(crate) struct Coverage {
 
 /// Combinations that the default run must reach at least once.
 #[rustfmt::skip]
-const MUST_MEET: [(&str, &[&str]); 23] = [
+const MUST_MEET: [(&str, &[&str]); 27] = [
     ("post", &["new", "open", "scoring", "full", "ready", "leased", "returned", "trained", "checkpointed", "discarded", "stale",
         "quarantined", "repeat", "conflict", "size conflict", "backlog full"]),
     ("score", &["waits", "kept", "masked", "dropped", "ready", "repeat", "conflict", "replaced", "after the decision",
         "late", "unknown"]),
+    ("score work", &["waits", "kept", "ready", "repeat", "failed", "lease lost"]),
+    ("lease work", &["rollout", "group", "rollout again", "group again", "several names", "held", "nothing", "unknown"]),
+    ("extend work", &["held", "lost"]),
+    ("retry work", &["exhausted", "nothing"]),
     ("close", &["open", "ready", "batched", "discarded", "unknown"]),
     ("discard", &["open", "ready", "batched", "discarded", "quarantined", "unknown"]),
     ("claim", &["held", "returned", "returned after ack", "ready", "shares", "stale", "expired", "delivered", "nothing",
@@ -109,6 +116,28 @@ fn met(before: &Reference, call: &Call, answer: &Answer) -> Met {
             met
         }
         Call::Score(scores) => scores_met(before, scores, answer),
+        Call::LeaseWork { names, .. } => match answer {
+            Answer::Work { held: true, .. } => one("lease work", "held"),
+            Answer::Work { items, .. } if items.is_empty() => one("lease work", "nothing"),
+            Answer::Work { items, .. } => {
+                let state = |item: &WorkView| {
+                    let about = if item.name == PER_GROUP { "group" } else { "rollout" };
+                    ("lease work", if item.attempt > 1 { format!("{about} again") } else { about.to_owned() })
+                };
+                let several = (names.len() > 1).then(|| ("lease work", "several names".to_owned()));
+                items.iter().map(state).chain(several).collect()
+            }
+            _ => one("lease work", "unknown"),
+        },
+        Call::ExtendWork { .. } => match answer {
+            Answer::Extended(held) => {
+                held.iter().map(|held| ("extend work", if *held { "held" } else { "lost" }.to_owned())).collect()
+            }
+            _ => Vec::new(),
+        },
+        Call::RetryWork { .. } => {
+            one("retry work", if *answer == Answer::Retried(0) { "nothing" } else { "exhausted" })
+        }
         Call::Close { policy, group } | Call::Discard { policy, group } => {
             let state = before.group_named(*policy, *group).map(|number| before.groups[&number].state);
             vec![(operation(call), state.map_or("unknown".to_owned(), |state| name_of(&state)))]
@@ -224,6 +253,9 @@ fn operation(call: &Call) -> &'static str {
     match call {
         Call::Post(_) => "post",
         Call::Score(_) => "score",
+        Call::LeaseWork { .. } => "lease work",
+        Call::ExtendWork { .. } => "extend work",
+        Call::RetryWork { .. } => "retry work",
         Call::Close { .. } => "close",
         Call::Discard { .. } => "discard",
         Call::Claim { .. } => "claim",
@@ -260,6 +292,7 @@ fn scores_met(before: &Reference, sent: &[Score], answer: &Answer) -> Met {
                     known.is_some_and(|known| known.unscored_at.is_some() && known.scores[score.name].is_some());
                 let state = match receipt {
                     receipt if receipt.duplicate => "repeat",
+                    _ if score.value.is_none() => "failed",
                     _ if !applied => "after the decision",
                     _ if replaces => "replaced",
                     receipt if receipt.scoring > 0 => "waits",
@@ -271,10 +304,12 @@ fn scores_met(before: &Reference, sent: &[Score], answer: &Answer) -> Met {
             }
         }
         Answer::Refused(Refused::ScoreConflict) => met.push("conflict".to_owned()),
+        Answer::Refused(Refused::LeaseLost) => met.push("lease lost".to_owned()),
         Answer::Refused(refused) => met.push(refused_met(refused)),
         _ => {}
     }
-    met.into_iter().map(|state| ("score", state)).collect()
+    let operation = if sent.iter().any(|score| score.lease != ScoreLease::None) { "score work" } else { "score" };
+    met.into_iter().map(|state| (operation, state)).collect()
 }
 
 fn post_met(before: &Reference, post: &Post) -> String {

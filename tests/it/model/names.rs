@@ -8,16 +8,16 @@ use forebay_domain::{
 };
 use forebay_wire::{
     BacklogRules, BatchRules, EnvironmentRules, FilterAction, FilterRule, FilterScope, GroupRules, LeaseRules,
-    LossWeighting, OnDrop, PolicyRules, RetentionRules, ScoreRules, Segment, SessionRules, Settle, StalenessRules,
-    Trajectory,
+    LossWeighting, OnDrop, PolicyRules, RetentionRules, ScoreRules, ScoreWork, ScoreWorkPer, Segment, SessionRules,
+    Settle, StalenessRules, Trajectory,
 };
 
 use super::{
     operation::{EXECUTIONS, GROUPS, ROLLOUTS, URIS},
     reference::LOSS_CONSTANT,
     view::{
-        self, Body, DISCARDS_EQUAL, DROPS_ABORTED, DROPS_POOR, GroupName, LABELS, Label, MASKS_TRUNCATED, Post, Rules,
-        SCORES, label,
+        self, ATTEMPTS_MAX, Body, DISCARDS_EQUAL, DROPS_ABORTED, DROPS_POOR, GroupName, LABELS, Label, MASKS_TRUNCATED,
+        PER_GROUP, Post, Rules, SCORES, label,
     },
 };
 
@@ -94,6 +94,14 @@ fn environment(label: Label, (weight, percent): (i64, i64)) -> (String, Environm
     (LABELS[label].to_owned(), EnvironmentRules { weight: weight as f64, min_share: percent as f64 / 100.0 })
 }
 
+/// How scorers lease each of [`SCORES`].
+fn work() -> impl Iterator<Item = (String, ScoreWork)> {
+    SCORES.iter().enumerate().map(|(name, score)| {
+        let per = if name == PER_GROUP { ScoreWorkPer::Group } else { ScoreWorkPer::Rollout };
+        ((*score).to_owned(), ScoreWork { per, max_attempts: ATTEMPTS_MAX })
+    })
+}
+
 fn group_id(name: &str) -> GroupId {
     GroupId::parse(name).expect("the id is valid")
 }
@@ -163,7 +171,8 @@ pub(crate) fn rules(rules: &Rules) -> Arc<rules::Rules> {
         scores: ScoreRules {
             required: rules.scored_s.iter().flat_map(|_| SCORES).map(str::to_owned).collect(),
             timeout_s: rules.scored_s.unwrap_or(3_600) as u64,
-            ..ScoreRules::default()
+            reward: None,
+            work: rules.scored_s.iter().flat_map(|_| work()).collect(),
         },
         filter: if rules.filters { filters(rules.scored_s.is_some()) } else { Vec::new() },
         ..PolicyRules::default()

@@ -11,8 +11,8 @@ use forebay_wire::{BatchState, GroupState, Status, VersionSpan};
 
 pub(crate) use self::{sessions::SessionOperation, strategies::sequences};
 use super::{
-    reference::Reference,
-    view::{Body, Call, GroupName, Holder, LeaseNumber, PolicyNumber, Post, Rules, Score, Segment},
+    reference::{Grant, Reference},
+    view::{Body, Call, GroupName, Holder, LeaseNumber, PolicyNumber, Post, Rules, Score, ScoreLease, Segment},
 };
 
 /// Policies of a run. Batches of the first are settled by checkpoints, those of the last by acks.
@@ -65,6 +65,26 @@ pub(crate) enum Operation {
         names: Vec<usize>,
         value: u8,
         replace: bool,
+    },
+    LeaseWork {
+        policy: PolicyNumber,
+        names: Vec<usize>,
+        max: usize,
+        request: Option<usize>,
+    },
+    /// What a scorer sends that had one of the last leases of work, or one that was never granted.
+    ScoreWork {
+        nth: usize,
+        value: Option<u8>,
+        unknown: bool,
+    },
+    ExtendWork {
+        policy: PolicyNumber,
+        leases: Vec<usize>,
+    },
+    RetryWork {
+        policy: PolicyNumber,
+        name: usize,
     },
     Close {
         policy: PolicyNumber,
@@ -235,14 +255,41 @@ impl Operation {
             Self::Fill { policy, items } => Call::Post(fill(now, policy, items)),
             Self::Repost { policy, nth, changed } => repost(now, policy, nth, changed),
             Self::Score { policy, rollout, name, value, replace } => {
-                Call::Score(vec![Score { policy, rollout, name, value, replace }])
+                Call::Score(vec![Score { policy, rollout, name, value: Some(value), replace, lease: ScoreLease::None }])
             }
+            Self::LeaseWork { policy, names, max, request } => Call::LeaseWork { policy, names, max, request },
+            Self::ScoreWork { nth, value, unknown } => {
+                let lease = now.grants_of_work.len().checked_sub(nth + 1);
+                let grant = lease.map(|lease| &now.grants_of_work[lease]);
+                let lease = lease.filter(|_| !unknown).map_or(ScoreLease::NeverGranted, ScoreLease::Granted);
+                let score = |grant: &Grant| {
+                    let Grant { policy, name, .. } = *grant;
+                    let of =
+                        move |rollout: &usize| Score { policy, rollout: *rollout, name, value, replace: false, lease };
+                    grant.rollouts.iter().map(of).collect()
+                };
+                Call::Score(grant.map(score).unwrap_or_default())
+            }
+            Self::ExtendWork { policy, leases } => {
+                let last = now.grants_of_work.len();
+                let leases = leases.into_iter().filter_map(|nth| last.checked_sub(nth + 1)).collect();
+                Call::ExtendWork { policy, leases }
+            }
+            Self::RetryWork { policy, name } => Call::RetryWork { policy, name },
             Self::ScoreWaiting { policy, nth, names, value, replace } => {
                 let waiting =
                     now.rollouts.values().filter(|known| known.policy == policy && known.unscored_at.is_some());
                 let waiting: Vec<_> = waiting.collect();
-                let score =
-                    |rollout| names.iter().map(move |name| Score { policy, rollout, name: *name, value, replace });
+                let score = |rollout| {
+                    names.iter().map(move |name| Score {
+                        policy,
+                        rollout,
+                        name: *name,
+                        value: Some(value),
+                        replace,
+                        lease: ScoreLease::None,
+                    })
+                };
                 let found = waiting.get(nth % waiting.len().max(1)).map(|known| known.name);
                 Call::Score(found.into_iter().flat_map(score).collect())
             }

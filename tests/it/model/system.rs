@@ -7,7 +7,7 @@
 mod history;
 mod sessions;
 
-use std::{collections::BTreeMap, path::PathBuf, sync::Arc};
+use std::{collections::BTreeMap, path::PathBuf, sync::Arc, time::Duration};
 
 use forebay::config::Config;
 use forebay_domain::{
@@ -19,6 +19,7 @@ use forebay_domain::{
     lineage::Publish,
     looking::ledger::{GroupFilter, Story, StoryFilter},
     refusal::Refusal,
+    score_work::WorkRollout,
     scoring::{Given, NewScore, Scored},
     session::SessionKey,
 };
@@ -27,6 +28,7 @@ use forebay_service::{
     error::BufferError,
     lease::{LeaseRequest, Leased},
     looking::doctor,
+    scores::work::WorkRequest,
     session::record::CallPermit,
 };
 use forebay_store as store;
@@ -41,7 +43,8 @@ use super::{
     reference::{IN_FLIGHT_MAX, SEGMENTS_MAX, TOKENS_MAX, multiple},
     view::{
         Answer, BatchView, Call, DISCARD_REASON, GroupView, Holder, InFlightNumber, Ledger, NACK_REASON, PolicyNumber,
-        PolicyView, Post, Receipt, Refused, Row, SCORES, Score, Segment, StoryView, millionths,
+        PolicyView, Post, Receipt, Refused, Row, SCORES, Score, ScoreLease, Segment, StoryView, WORK_TTL_S, WorkView,
+        millionths,
     },
 };
 use crate::support::{Backend, empty, fresh_database};
@@ -95,6 +98,8 @@ pub(crate) struct System {
     batches: Vec<BatchId>,
     /// Tokens of leases in the order in which they were granted.
     leases: Vec<LeaseToken>,
+    /// Tokens of leases of work in the order in which they were granted.
+    work_leases: Vec<LeaseToken>,
     /// Ids of sessions in the order in which they were opened, with their keys.
     sessions: Vec<(SessionId, Vec<SessionKey>)>,
     in_flight: BTreeMap<InFlightNumber, CallPermit>,
@@ -127,6 +132,7 @@ impl System {
             names: Arc::clone(&database.names),
             batches: Vec::new(),
             leases: Vec::new(),
+            work_leases: Vec::new(),
             sessions: Vec::new(),
             in_flight: BTreeMap::new(),
             begun: 0,
@@ -149,6 +155,16 @@ impl System {
         match call {
             Call::Post(bundle) => self.post(bundle).await,
             Call::Score(scores) => self.score(scores).await,
+            Call::LeaseWork { policy, names, max, request } => self.lease_work(*policy, names, *max, *request).await,
+            Call::ExtendWork { policy, leases } => {
+                let leases = leases.iter().map(|lease| self.work_leases[*lease].clone()).collect();
+                let extended = self.buffer.extend_work(policy_name(*policy), leases, Some(WORK_TTL_S as u64)).await?;
+                Ok(Answer::Extended(extended.held))
+            }
+            Call::RetryWork { policy, name } => {
+                let retried = self.buffer.retry_work(policy_name(*policy), SCORES[*name].to_owned()).await?;
+                Ok(Answer::Retried(retried))
+            }
             Call::Close { policy, group } => {
                 let group = self.buffer.close_group(policy_name(*policy), self.names.group(*group)).await?;
                 Ok(Answer::Group(self.group_view(&group)))
@@ -298,9 +314,13 @@ impl System {
             policy: policy_name(score.policy),
             rollout_id: RolloutId::parse(self.names.rollout(score.rollout)).expect("the id is valid"),
             name: SCORES[score.name].to_owned(),
-            scorer: Some("scorer".to_owned()),
-            given: Given::Value(f64::from(score.value) / 2.0),
-            lease: None,
+            scorer: (score.lease == ScoreLease::None).then(|| SCORER.to_owned()),
+            given: score.value.map_or(Given::Failed("no".to_owned()), |value| Given::Value(f64::from(value) / 2.0)),
+            lease: match score.lease {
+                ScoreLease::None => None,
+                ScoreLease::Granted(lease) => Some(self.work_leases[lease].clone()),
+                ScoreLease::NeverGranted => Some(LeaseToken::presented("never granted")),
+            },
             rationale: None,
             replace: score.replace,
         };
@@ -316,6 +336,46 @@ impl System {
         };
         let scored = self.buffer.put_scores(sent.iter().map(new).collect()).await?;
         Ok(Answer::Scored(scored.into_iter().map(|scored| (scored.applied, receipt(scored))).collect()))
+    }
+
+    async fn lease_work(
+        &mut self,
+        policy: PolicyNumber,
+        names: &[usize],
+        max: usize,
+        request: Option<usize>,
+    ) -> Result<Answer, BufferError> {
+        let mut names: Vec<String> = names.iter().map(|name| SCORES[*name].to_owned()).collect();
+        names.sort_unstable();
+        let request = WorkRequest {
+            policy: policy_name(policy),
+            names,
+            max: max as u32,
+            scorer: SCORER.to_owned(),
+            request_id: request.map(request_id),
+            ttl_s: Some(WORK_TTL_S as u64),
+            reads: false,
+            wait: Duration::ZERO,
+            caller: None,
+        };
+        let leased = self.buffer.lease_work(request, || true).await?;
+        let mut items = Vec::new();
+        for item in leased.items {
+            let lease = self.work_leases.iter().position(|known| *known == item.lease).unwrap_or_else(|| {
+                self.work_leases.push(item.lease.clone());
+                self.work_leases.len() - 1
+            });
+            let rollout =
+                |rollout: &WorkRollout| (self.names.rollout_number(&rollout.row.rollout_id), rollout.scoring.len());
+            items.push(WorkView {
+                lease,
+                attempt: item.attempt,
+                name: SCORES.iter().position(|name| **name == item.name).expect("only these are leased"),
+                group: self.names.group_name(&item.group_id),
+                rollouts: item.rollouts.iter().map(rollout).collect(),
+            });
+        }
+        Ok(Answer::Work { held: leased.held, items })
     }
 
     async fn leased(&mut self, leased: Leased) -> Result<Answer, BufferError> {
@@ -503,6 +563,9 @@ impl System {
     }
 }
 
+/// The scorer of all scores.
+const SCORER: &str = "scorer";
+
 fn policy_name(policy: PolicyNumber) -> PolicyName {
     PolicyName::parse(&format!("policy-{policy}")).expect("the name is valid")
 }
@@ -521,7 +584,7 @@ fn refused(refusal: Refusal) -> Refused {
             let pointers: Vec<String> = violations.into_iter().map(|violation| violation.pointer).collect();
             Refused::Invalid(pointers.join(" "))
         }
-        Refusal::Unknown(_) | Refusal::UnknownInPolicy { .. } => Refused::Unknown,
+        Refusal::Unknown(_) | Refusal::UnknownInPolicy { .. } | Refusal::UnknownWork { .. } => Refused::Unknown,
         Refusal::RolloutConflict { index, verdict, .. } => Refused::RolloutConflict { index, verdict: verdict.into() },
         Refusal::GroupSizeConflict { index, size, .. } => Refused::GroupSizeConflict { index, size },
         Refusal::ScoreConflict { .. } => Refused::ScoreConflict,

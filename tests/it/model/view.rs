@@ -140,9 +140,41 @@ pub(crate) struct Score {
     pub(crate) rollout: usize,
     /// Which of [`SCORES`].
     pub(crate) name: usize,
-    /// In halves.
-    pub(crate) value: u8,
+    /// In halves; none if the holder of the lease failed.
+    pub(crate) value: Option<u8>,
     pub(crate) replace: bool,
+    pub(crate) lease: ScoreLease,
+}
+
+/// The lease of work that a score settles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum ScoreLease {
+    /// It comes without one.
+    None,
+    Granted(usize),
+    NeverGranted,
+}
+
+/// The one of [`SCORES`] that is leased for whole groups.
+pub(crate) const PER_GROUP: usize = 1;
+
+/// How often work is leased before it is exhausted.
+pub(crate) const ATTEMPTS_MAX: u32 = 2;
+
+/// Seconds of a lease of work.
+pub(crate) const WORK_TTL_S: i64 = 30;
+
+/// Leased work.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct WorkView {
+    /// The number of its lease among all leases of work.
+    pub(crate) lease: usize,
+    pub(crate) attempt: u32,
+    /// Which of [`SCORES`].
+    pub(crate) name: usize,
+    pub(crate) group: GroupName,
+    /// Rollouts, each with the number of scores that it lacks.
+    pub(crate) rollouts: Vec<(usize, usize)>,
 }
 
 /// The identity of a caller under a lease. `None` stands for an id that was never created.
@@ -161,6 +193,21 @@ pub(crate) enum Call {
     Post(Vec<Post>),
     /// All or none.
     Score(Vec<Score>),
+    LeaseWork {
+        policy: PolicyNumber,
+        /// Which of [`SCORES`].
+        names: Vec<usize>,
+        max: usize,
+        request: Option<usize>,
+    },
+    ExtendWork {
+        policy: PolicyNumber,
+        leases: Vec<usize>,
+    },
+    RetryWork {
+        policy: PolicyNumber,
+        name: usize,
+    },
     Close {
         policy: PolicyNumber,
         group: GroupName,
@@ -263,6 +310,13 @@ pub(crate) enum Answer {
     Receipts(Vec<Receipt>),
     /// Whether each score counts, and what became of its rollout.
     Scored(Vec<(bool, Receipt)>),
+    Work {
+        held: bool,
+        items: Vec<WorkView>,
+    },
+    /// Whether each lease is held.
+    Extended(Vec<bool>),
+    Retried(u64),
     Group(GroupView),
     NoBatch,
     Leased {

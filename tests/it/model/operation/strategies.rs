@@ -7,7 +7,7 @@ use forebay_wire::{BatchOrder, BatchState, GroupState, LossWeighting, Retries, S
 use proptest::{
     collection::{btree_map, vec},
     option,
-    prelude::{Just, Strategy, any},
+    prelude::{BoxedStrategy, Just, Strategy, any},
     prop_oneof,
     sample::select,
 };
@@ -22,7 +22,7 @@ use crate::model::view::{Label, PolicyNumber, Rules};
 /// Histories of a given length.
 pub(crate) fn sequences() -> impl Strategy<Value = Sequence> {
     let rules = (rules(), rules()).prop_map(|(saving, acking)| vec![saving, Rules { settled_by_ack: true, ..acking }]);
-    let operations = prop_oneof![80 => operation().prop_map(|operation| vec![operation]), 1 => giving_up(), 1 => outlived_call(), 4 => episode()];
+    let operations = prop_oneof![80 => operation().prop_map(|operation| vec![operation]), 1 => giving_up(), 1 => outlived_call(), 4 => episode(), 2 => judging()];
     (rules, vec(operations, 40..200))
         .prop_map(|(rules, operations)| Sequence { rules, operations: operations.into_iter().flatten().collect() })
 }
@@ -62,6 +62,42 @@ fn outlived_call() -> impl Strategy<Value = Vec<Operation>> {
             Operation::Session(SessionOperation::EndCall { nth: 0, plan: Some(plan) }),
         ]
     })
+}
+
+/// Scorers at a policy whose rollouts wait for scores, which few policies have by chance.
+fn judging() -> impl Strategy<Value = Vec<Operation>> {
+    (policy(), rules(), vec(body(), 2..5)).prop_flat_map(|(policy, rules, items)| {
+        let rules = Rules { scored_s: Some(300), filters: false, ..rules };
+        let step = prop_oneof![
+            6 => of_scorer(Just(policy).boxed()).prop_map(|operation| vec![operation]),
+            // A scorer that is not heard of any more.
+            1 => Just(vec![Operation::Advance { seconds: 31 }, Operation::Sweep]),
+            // What it sends may come twice.
+            2 => of_work().prop_map(|operation| vec![operation.clone(), operation]),
+        ];
+        let lease = Operation::LeaseWork { policy, names: vec![0, 1], max: 3, request: None };
+        let begin = [Operation::PutPolicy { policy, rules }, Operation::Fill { policy, items }, lease];
+        vec(step, 3..8).prop_map(move |steps| begin.iter().cloned().chain(steps.into_iter().flatten()).collect())
+    })
+}
+
+/// A call of a scorer.
+fn of_scorer(policy: BoxedStrategy<PolicyNumber>) -> impl Strategy<Value = Operation> {
+    let names = select(vec![vec![0], vec![1], vec![0, 1]]);
+    let lease = (policy.clone(), names, 1..4_usize, option::weighted(0.3, 0..REQUESTS));
+    let extend = (policy.clone(), vec(0..4_usize, 1..3));
+    prop_oneof![
+        6 => lease.prop_map(|(policy, names, max, request)| Operation::LeaseWork { policy, names, max, request }),
+        8 => of_work(),
+        1 => extend.prop_map(|(policy, leases)| Operation::ExtendWork { policy, leases }),
+        1 => (policy, 0..2_usize).prop_map(|(policy, name)| Operation::RetryWork { policy, name }),
+    ]
+}
+
+/// What the holder of a lease sends, or somebody who has none.
+fn of_work() -> impl Strategy<Value = Operation> {
+    (0..4_usize, option::weighted(0.7, 0..3_u8), proptest::bool::weighted(0.1))
+        .prop_map(|(nth, value, unknown)| Operation::ScoreWork { nth, value, unknown })
 }
 
 /// One or two whole sessions: they are opened, have calls, and are finished together.
@@ -209,6 +245,7 @@ fn operation() -> impl Strategy<Value = Operation> {
             .prop_map(|(policy, nth, names, value, replace)| {
                 Operation::ScoreWaiting { policy, nth, names, value, replace }
             }),
+        4 => of_scorer(policy().boxed()),
         2 => (policy(), group()).prop_map(|(policy, group)| Operation::Close { policy, group }),
         2 => (policy(), group()).prop_map(|(policy, group)| Operation::Discard { policy, group }),
         16 => (policy(), 0..CONSUMERS, option::of(0..REQUESTS), any::<bool>(), epoch()).prop_map(

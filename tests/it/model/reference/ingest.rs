@@ -149,6 +149,8 @@ impl Reference {
             unscored_at: waits.map(|scored_s| self.now + scored_s),
             scores: [None; 2],
             scores_after: [None; 2],
+            score_leases: [None; 2],
+            score_leases_after: [None; 2],
             body: post.body.clone(),
         };
         let unscored_at = rollout.unscored_at;
@@ -259,7 +261,9 @@ impl Reference {
         group.purge_at = Some(now + group.rules.dropped_s);
         let policy = group.policy;
         for rollout in self.rollouts.values_mut().filter(|rollout| rollout.group == number) {
-            rollout.unscored_at = None;
+            if rollout.unscored_at.take().is_some() {
+                rollout.withdraw_scores();
+            }
         }
         self.count_dropped(policy, rule);
     }

@@ -6,7 +6,7 @@
 //! specified:" says what was chosen.
 //!
 //! There is one file per stage: [`ingest`], [`batches`], [`lineage`], [`retention`], [`scores`], [`sessions`] and [`ending`];
-//! [`shares`] belongs to batches; [`ledger`] returns what can be observed. Only [`assembling`] is code of the service: the oracle of its tests.
+//! [`work`] belongs to scores and [`shares`] to batches; [`ledger`] returns what can be observed. Only [`assembling`] is code of the service: the oracle of its tests.
 
 mod assembling;
 mod batches;
@@ -19,6 +19,7 @@ mod room;
 mod scores;
 mod sessions;
 mod shares;
+mod work;
 
 use std::collections::BTreeMap;
 
@@ -35,6 +36,7 @@ pub(crate) use self::{
     batches::LOSS_CONSTANT,
     ending::reason,
     sessions::{IN_FLIGHT_MAX, InFlight, SEGMENTS_MAX, Session, Stored, TOKENS_MAX},
+    work::{Grant, Work},
 };
 
 /// A refusal must change nothing, so a call that changes something before it is certain to succeed works on a copy.
@@ -66,6 +68,10 @@ pub(crate) struct Reference {
     pub(crate) grants: usize,
     pub(crate) opened: usize,
     begun: usize,
+    /// Work for scorers, in the order in which it was made.
+    work: Vec<Work>,
+    /// Every lease of work, in order.
+    pub(crate) grants_of_work: Vec<Grant>,
 }
 
 #[derive(Clone, Debug)]
@@ -111,6 +117,9 @@ pub(crate) struct Rollout {
     /// The scores that count, and those that came too late.
     pub(crate) scores: [Option<u8>; 2],
     scores_after: [Option<u8>; 2],
+    /// The leases with which they were given.
+    score_leases: [Option<usize>; 2],
+    score_leases_after: [Option<usize>; 2],
 }
 
 #[derive(Clone, Debug)]
@@ -214,6 +223,8 @@ impl Reference {
             grants: 0,
             opened: 0,
             begun: 0,
+            work: Vec::new(),
+            grants_of_work: Vec::new(),
         }
     }
 
@@ -222,6 +233,9 @@ impl Reference {
         let outcome = match call {
             Call::Post(bundle) => self.post(bundle),
             Call::Score(scores) => self.score(scores),
+            Call::LeaseWork { policy, names, max, request } => self.lease_work(*policy, names, *max, *request),
+            Call::ExtendWork { policy, leases } => Ok(self.extend_work(*policy, leases)),
+            Call::RetryWork { policy, name } => Ok(self.retry_work(*policy, *name)),
             Call::Close { policy, group } => self.close(*policy, *group),
             Call::Discard { policy, group } => self.discard(*policy, *group),
             Call::Claim { policy, consumer, request, partial, epoch } => {
@@ -262,6 +276,7 @@ impl Reference {
             Call::Abort(abort) => self.abort(abort),
             Call::Turns { session } => self.turns(*session),
         };
+        self.update_work();
         outcome.unwrap_or_else(Answer::Refused)
     }
 

@@ -10,6 +10,7 @@ impl Reference {
         for policy in 0..self.policies.len() {
             self.expire_leases(policy);
         }
+        self.expire_work();
         self.expire_sessions();
         self.drop_unscored();
         self.decide_overdue();

@@ -5,7 +5,19 @@ use std::collections::BTreeSet;
 use forebay_wire::Verdict;
 
 use super::{Outcome, Reference, Rollout, ingest};
-use crate::model::view::{Answer, Refused, Score};
+use crate::model::view::{Answer, Refused, SCORES, Score, ScoreLease};
+
+impl Rollout {
+    /// What was given to a rollout that never gets all of its scores counts for nothing.
+    pub(super) fn withdraw_scores(&mut self) {
+        for name in 0..SCORES.len() {
+            if let Some(value) = self.scores[name].take() {
+                self.scores_after[name] = Some(value);
+                self.score_leases_after[name] = self.score_leases[name].take();
+            }
+        }
+    }
+}
 
 impl Reference {
     /// A rollout is judged with the last of its scores, and its group is decided if that waited only for it.
@@ -28,6 +40,7 @@ impl Reference {
             }
         }
         *self = after;
+        // Failures count when it is certain which work is left.
         let scored = |(number, duplicate, applied): &(usize, bool, bool)| {
             (*applied, self.receipt(&self.rollouts[number], *duplicate))
         };
@@ -37,21 +50,43 @@ impl Reference {
     /// Adds a score to a rollout: its number, whether it was there before, and whether it counts.
     fn put_score(&mut self, score: Score) -> Result<(usize, bool, bool), Refused> {
         let run = self.policies[score.policy].run;
-        let found = self
-            .rollouts
-            .iter_mut()
-            .find(|(_, rollout)| (rollout.policy, rollout.run, rollout.name) == (score.policy, run, score.rollout));
-        let (number, rollout) = found.map(|(number, rollout)| (*number, rollout)).ok_or(Refused::Unknown)?;
-        let (waits, value) = (rollout.unscored_at.is_some(), Some(score.value));
+        let is_named =
+            |rollout: &Rollout| (rollout.policy, rollout.run, rollout.name) == (score.policy, run, score.rollout);
+        let number = self.rollouts.iter().find(|(_, rollout)| is_named(rollout)).map(|(number, _)| *number);
+        let number = number.ok_or(Refused::Unknown)?;
+        let rollout = &self.rollouts[&number];
+        let waits = rollout.unscored_at.is_some();
         let (counted, after) = (rollout.scores[score.name], rollout.scores_after[score.name]);
-        if counted == value || after == value {
-            return Ok((number, true, after != value));
+        let is_repeat = |stored: Option<u8>, lease: Option<usize>| {
+            let is_its_lease = match score.lease {
+                ScoreLease::None => true,
+                ScoreLease::Granted(own) => Some(own) == lease,
+                ScoreLease::NeverGranted => false,
+            };
+            stored.is_some() && stored == score.value && is_its_lease
+        };
+        let counts = is_repeat(counted, rollout.score_leases[score.name]);
+        if counts || is_repeat(after, rollout.score_leases_after[score.name]) {
+            return Ok((number, true, counts));
+        }
+        if score.lease != ScoreLease::None {
+            let work = self.held_work(&score, number)?;
+            if score.value.is_none() {
+                work.fail();
+                return Ok((number, false, false));
+            }
         }
         if waits && counted.is_some() && !score.replace {
             return Err(Refused::ScoreConflict);
         }
-        let scores = if waits { &mut rollout.scores } else { &mut rollout.scores_after };
-        scores[score.name] = value;
+        let rollout = self.rollouts.get_mut(&number).expect("it was found");
+        let (scores, leases) = if waits {
+            (&mut rollout.scores, &mut rollout.score_leases)
+        } else {
+            (&mut rollout.scores_after, &mut rollout.score_leases_after)
+        };
+        scores[score.name] = score.value;
+        leases[score.name] = if let ScoreLease::Granted(lease) = score.lease { Some(lease) } else { None };
         Ok((number, false, waits))
     }
 
@@ -89,6 +124,7 @@ impl Reference {
         let is_due = |at: Option<i64>| at.is_some_and(|at| at <= now);
         let due = self.rollouts.iter().filter(|(_, rollout)| rollout.group == group && is_due(rollout.unscored_at));
         for number in due.map(|(number, _)| *number).collect::<Vec<_>>() {
+            self.rollouts.get_mut(&number).expect("it was found").withdraw_scores();
             self.make_final(number, Verdict::Dropped, Some("unscored"));
         }
     }
