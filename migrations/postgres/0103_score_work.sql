@@ -21,6 +21,8 @@ CREATE TABLE score_work (
     scorer TEXT COLLATE "C",
     request_id TEXT COLLATE "C",
     expires_us BIGINT,
+    -- The last rollout of the group when it was leased: what came later is for another lease.
+    seen_pk BIGINT,
     UNIQUE (group_pk, name, rollout_pk)
 );
 

@@ -21,6 +21,8 @@ CREATE TABLE score_work (
     scorer TEXT,
     request_id TEXT,
     expires_us INTEGER,
+    -- The last rollout of the group when it was leased: what came later is for another lease.
+    seen_pk INTEGER,
     UNIQUE (group_pk, name, rollout_pk)
 ) STRICT;
 

@@ -80,7 +80,8 @@ def test_the_agent_posts_groups_of_one_segment_each(environment: dict[str, str])
         ("async with fb.bundle", f"{['kept'] * 8}\n"),
         ('AGENT = """', "kept 1 calls\n"),
         ("fb.finish([solver, critic])", ""),
-        ("scores.judge", "kept ['judge']\n[] ready\n"),
+        ("0.75 * scores.tests", "kept ['judge']\n[] ready\n"),
+        ("forebay.Scorer(", "a 1 kept\n"),
         ("forebay.State(", ""),
         ('Client(spool="spool")', "kept\n"),
         ("forebay.testing.Engine(script)", ""),
@@ -92,7 +93,7 @@ def test_a_program_runs_as_printed(environment: dict[str, str], beginning: str, 
 
 
 def test_every_program_is_run() -> None:
-    assert len(BLOCKS) == 11
+    assert len(BLOCKS) == 12
 
 
 def test_the_state_of_the_document_can_be_continued(environment: dict[str, str]) -> None:

@@ -1,13 +1,14 @@
 //! `forebay score`: a program that grades is a scorer.
 //!
 //! Each job leases one item at a time, runs the program on it, and extends the lease meanwhile. The program and what it has
-//! started form a process group, which ends with its item: nothing of an item whose lease is lost goes on.
+//! started form a process group, which is killed with its item, so that nothing of an item whose lease is lost goes on. Only
+//! `kill -9` of this command leaves programs that run.
 
 use std::{
     ffi::OsString,
     io::{Write as _, stderr, stdout},
     process::{ExitStatus, Stdio},
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
@@ -38,6 +39,14 @@ const WAIT_MS: u64 = 30_000;
 
 /// Pause before the next attempt while the service cannot be reached.
 const AGAIN: Duration = Duration::from_secs(1);
+
+/// Pause after the first of several failures in a row, and the longest. A program that always fails at once would use up the
+/// attempts of all work.
+const FAILED_PAUSE: Duration = Duration::from_millis(100);
+const FAILED_PAUSE_MAX: Duration = Duration::from_secs(10);
+
+/// How long the pipes of a program that has ended may stay open: something that left its process group may have them.
+const PIPES_AFTER_END: Duration = Duration::from_secs(1);
 
 /// The end of what a program prints that is kept.
 const TAIL_BYTES: usize = 256 << 10;
@@ -114,7 +123,11 @@ pub(crate) async fn score(args: ScoreArgs) -> anyhow::Result<()> {
     let jobs = args.jobs;
     let scorer = Arc::new(Scorer { args, client, stopping });
     // The first answer shows whether the address, the key and the names are right.
-    let mut first = scorer.lease(0).await.map_err(|error| scorer.args.service.failed(error))?;
+    let first = tokio::select! {
+        first = scorer.lease(0) => first,
+        () = any() => return Ok(()),
+    };
+    let mut first = first.map_err(|error| scorer.args.service.failed(error))?;
     let mut running = JoinSet::new();
     for _ in 0..jobs {
         let (scorer, first) = (Arc::clone(&scorer), first.take());
@@ -140,6 +153,21 @@ struct Scorer {
     args: ScoreArgs,
     client: Client,
     stopping: watch::Receiver<bool>,
+}
+
+/// Why an item has no score.
+enum Failed {
+    /// The program cannot be run at all.
+    NotRun(String),
+    Item(String),
+}
+
+impl Failed {
+    fn reason(&self) -> &str {
+        match self {
+            Self::NotRun(reason) | Self::Item(reason) => reason,
+        }
+    }
 }
 
 /// What a program reads: a rollout, or the rollouts of a group.
@@ -175,18 +203,31 @@ impl Scorer {
 
     /// One job: item after item, until the scorer stops.
     async fn work(&self, first: Option<ScoreItem>) -> anyhow::Result<()> {
-        if let Some(item) = first {
-            self.settle(&item).await;
-        }
         let mut stopping = self.stopping.clone();
+        let mut pause = FAILED_PAUSE;
         let mut fails = false;
+        let mut next = first;
         loop {
-            let leased = tokio::select! {
-                leased = self.lease(WAIT_MS) => leased,
-                _ = stopping.wait_for(|stopping| *stopping) => return Ok(()),
+            let leased = if let Some(item) = next.take() {
+                Ok(Some(item))
+            } else {
+                tokio::select! {
+                    leased = self.lease(WAIT_MS) => leased,
+                    _ = stopping.wait_for(|stopping| *stopping) => return Ok(()),
+                }
             };
             match leased {
-                Ok(Some(item)) => self.settle(&item).await,
+                Ok(Some(item)) => {
+                    if self.settle(&item).await? {
+                        pause = FAILED_PAUSE;
+                    } else {
+                        tokio::select! {
+                            () = sleep(pause) => {}
+                            _ = stopping.wait_for(|stopping| *stopping) => return Ok(()),
+                        }
+                        pause = (pause * 2).min(FAILED_PAUSE_MAX);
+                    }
+                }
                 Ok(None) => {}
                 Err(error) if may_pass(&error) => {
                     if !fails {
@@ -202,25 +243,40 @@ impl Scorer {
         }
     }
 
-    /// Grades an item and posts what came of it, as long as the lease is alive.
-    async fn settle(&self, item: &ScoreItem) {
+    /// Grades an item and posts what came of it, as long as the lease is alive. Returns whether it was scored. It is an error
+    /// if the program cannot be run, because it cannot be run on other items either.
+    async fn settle(&self, item: &ScoreItem) -> anyhow::Result<bool> {
         let what = what(item);
         let graded = async {
             let graded = self.grade(item).await;
             (self.post(item, &graded).await, graded)
         };
-        let line = tokio::select! {
-            (posted, graded) = graded => match (posted, graded) {
-                (Ok(()), Ok(values)) => format!("{what} {}", values.iter().map(f64::to_string).collect::<Vec<_>>().join(" ")),
-                (Ok(()), Err(reason)) => {
-                    format!("{what} failed, attempt {} of {}: {}", item.attempt, item.max_attempts, shown(&reason))
-                }
-                (Err(error), _) => format!("{what} was not stored: {:#}", anyhow!(error)),
-            },
-            () = self.until_lost(item) => format!("{what}: the lease is lost; the work goes to another scorer"),
+        let (line, outcome) = tokio::select! {
+            (posted, graded) = graded => {
+                let outcome = match &graded {
+                    Err(Failed::NotRun(why)) => Err(anyhow!("{why}")),
+                    graded => Ok(graded.is_ok()),
+                };
+                let line = match (posted, graded) {
+                    (Ok(()), Ok(values)) => {
+                        let values: Vec<String> = values.iter().map(f64::to_string).collect();
+                        format!("{what} {}", values.join(" "))
+                    }
+                    (Ok(()), Err(failed)) => {
+                        let reason = shown(failed.reason());
+                        format!("{what} failed, attempt {} of {}: {reason}", item.attempt, item.max_attempts)
+                    }
+                    (Err(error), _) => format!("{what} was not stored: {:#}", anyhow!(error)),
+                };
+                (line, outcome)
+            }
+            () = self.until_lost(item) => {
+                (format!("{what}: the lease is lost; the work goes to another scorer"), Ok(true))
+            }
         };
         // Nobody reading is no reason to end.
         let _ = writeln!(stdout(), "{line}");
+        outcome
     }
 
     /// Extends the lease three times within its time. Returns when it is lost.
@@ -242,28 +298,30 @@ impl Scorer {
         }
     }
 
-    /// Runs the program on an item. Returns a score for each rollout, or why there is none.
-    async fn grade(&self, item: &ScoreItem) -> Result<Vec<f64>, String> {
+    /// Runs the program on an item. Returns a score for each rollout.
+    async fn grade(&self, item: &ScoreItem) -> Result<Vec<f64>, Failed> {
         let (program, arguments) = self.args.program.split_first().expect("a program is required");
         let mut command = Command::new(program);
         command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let child = command.process_group(0).spawn();
-        let child = child.map_err(|error| format!("{} cannot be run: {error}", program.display()))?;
+        let child = child.map_err(|error| Failed::NotRun(format!("{} cannot be run: {error}", program.display())))?;
         let mut group = Group(child);
         let limit = Duration::from_secs(self.args.timeout_s);
         let ran = timeout(limit, group.run(input(item))).await;
-        let (status, output, errors) = ran
-            .map_err(|_| format!("timeout: it ran for more than {} s", self.args.timeout_s))?
-            .map_err(|error| format!("it cannot be run: {error}"))?;
+        let Ok(ran) = ran else {
+            return Err(Failed::Item(format!("timeout: it ran for more than {} s", self.args.timeout_s)));
+        };
+        let (status, output, errors) =
+            ran.map_err(|error| Failed::Item(format!("it cannot be waited for: {error}")))?;
         if !status.success() {
             let said = last_line(&errors);
-            return Err(if said.is_empty() { status.to_string() } else { format!("{status}: {said}") });
+            return Err(Failed::Item(if said.is_empty() { status.to_string() } else { format!("{status}: {said}") }));
         }
-        values(item, last_line(&output))
+        values(item, last_line(&output)).map_err(Failed::Item)
     }
 
     /// Posts scores or the failure, again and again while the service cannot be reached.
-    async fn post(&self, item: &ScoreItem, graded: &Result<Vec<f64>, String>) -> Result<(), ClientError> {
+    async fn post(&self, item: &ScoreItem, graded: &Result<Vec<f64>, Failed>) -> Result<(), ClientError> {
         let request = |rollout: &ScoreItemRollout| ScoreRequest {
             policy: Some(item.policy.clone()),
             rollout_id: rollout.rollout_id.clone(),
@@ -271,16 +329,17 @@ impl Scorer {
             lease: Some(item.lease.clone()),
             ..ScoreRequest::default()
         };
+        let refused = |reason: &str, rollout: &ScoreItemRollout| ScoreRequest {
+            failed: Some(shortened(reason)),
+            ..request(rollout)
+        };
         let requests: Vec<ScoreRequest> = match graded {
             Ok(values) => {
                 let lacks = |rollout: &&ScoreItemRollout| rollout.scoring.contains(&item.name);
                 let scored = item.rollouts.iter().zip(values).filter(|(rollout, _)| lacks(rollout));
                 scored.map(|(rollout, value)| ScoreRequest { value: Some(*value), ..request(rollout) }).collect()
             }
-            Err(reason) => {
-                let failed = Some(shortened(reason));
-                item.rollouts.first().map(|rollout| ScoreRequest { failed, ..request(rollout) }).into_iter().collect()
-            }
+            Err(failed) => item.rollouts.first().map(|rollout| refused(failed.reason(), rollout)).into_iter().collect(),
         };
         for part in requests.chunks(POST_MAX) {
             loop {
@@ -289,7 +348,13 @@ impl Scorer {
                     Err(error) if may_pass(&error) => sleep(AGAIN).await,
                     // A repeat after a lost answer.
                     Err(error) if graded.is_err() && error.kind() == Some("lease-lost") => break,
-                    Err(error) => return Err(error),
+                    Err(error) => {
+                        // The next scorer need not wait for the end of the lease.
+                        if let Some(rollout) = item.rollouts.first() {
+                            let _ = self.client.score(&[refused(&error.to_string(), rollout)]).await;
+                        }
+                        return Err(error);
+                    }
                 }
             }
         }
@@ -358,10 +423,7 @@ impl Group {
         let child = &mut self.0;
         let pipes = (child.stdin.take(), child.stdout.take(), child.stderr.take());
         let (Some(mut stdin), Some(output), Some(errors)) = pipes else { unreachable!("all of them are pipes") };
-        let feed = async move {
-            // A program may end, or close its input, before it has read everything.
-            let _ = stdin.write_all(&input).await;
-        };
+        let (printed, complained) = (Mutex::default(), Mutex::default());
         let group = child.id();
         let exit = async {
             let status = child.wait().await;
@@ -369,8 +431,26 @@ impl Group {
             kill(group);
             status
         };
-        let ((), output, errors, status) = tokio::join!(feed, tail(output, false), tail(errors, true), exit);
-        Ok((status?, output?, errors?))
+        let feed = async move {
+            // A program may end, or close its input, before it has read everything.
+            let _ = stdin.write_all(&input).await;
+        };
+        let talk = async {
+            tokio::join!(feed, tail(output, &printed, false), tail(errors, &complained, true));
+        };
+        tokio::pin!(talk);
+        let (status, is_silent) = {
+            tokio::pin!(exit);
+            tokio::select! {
+                status = &mut exit => (status, false),
+                () = &mut talk => (exit.await, true),
+            }
+        };
+        if !is_silent {
+            let _ = timeout(PIPES_AFTER_END, talk).await;
+        }
+        let kept = |of: &Mutex<Vec<u8>>| std::mem::take(&mut *of.lock().unwrap_or_else(PoisonError::into_inner));
+        Ok((status?, kept(&printed), kept(&complained)))
     }
 }
 
@@ -390,19 +470,18 @@ fn kill(group: Option<u32>) {
 }
 
 /// Reads to the end, and keeps the last bytes. With `shows`, everything is printed as well.
-async fn tail(mut pipe: impl AsyncRead + Unpin, shows: bool) -> std::io::Result<Vec<u8>> {
-    let (mut kept, mut buffer) = (Vec::new(), vec![0; 8 << 10]);
-    loop {
-        let read = pipe.read(&mut buffer).await?;
-        if read == 0 {
-            return Ok(kept);
-        }
+async fn tail(mut pipe: impl AsyncRead + Unpin, kept: &Mutex<Vec<u8>>, shows: bool) {
+    let mut buffer = vec![0; 8 << 10];
+    // A pipe that cannot be read says no more.
+    while let Ok(read @ 1..) = pipe.read(&mut buffer).await {
         if shows {
             let _ = stderr().write_all(&buffer[..read]);
         }
+        let mut kept = kept.lock().unwrap_or_else(PoisonError::into_inner);
         kept.extend_from_slice(&buffer[..read]);
         if kept.len() > 2 * TAIL_BYTES {
-            kept.drain(..kept.len() - TAIL_BYTES);
+            let surplus = kept.len() - TAIL_BYTES;
+            kept.drain(..surplus);
         }
     }
 }
@@ -413,8 +492,10 @@ fn last_line(printed: &[u8]) -> &str {
     lines.find(|line| !line.is_empty()).and_then(|line| str::from_utf8(line).ok()).unwrap_or_default()
 }
 
+/// A reason as the service takes it.
 fn shortened(reason: &str) -> String {
-    reason[..reason.floor_char_boundary(REASON_BYTES)].to_owned()
+    let text: String = reason.chars().map(|character| if character.is_control() { ' ' } else { character }).collect();
+    text[..text.floor_char_boundary(REASON_BYTES)].to_owned()
 }
 
 /// Whether the same call may succeed later.

@@ -227,6 +227,21 @@ async fn every_waiting_trainer_is_woken_by_groups_that_became_ready_together_els
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn work_of_one_replica_wakes_scorers_at_the_others() {
+    let (first, second) = two_that_never_look().await;
+    let scores = json!({"required": ["judge"], "work": {"judge": {}}});
+    first.rules("default", json!({"group": {"size": 1}, "scores": scores})).await;
+    let waiting = || second.post("/scores/leases", json!({"names": ["judge"], "wait_ms": 60_000}));
+    let item = woken_by(&second, waiting(), first.accept(rollout("a", 1.0))).await["items"][0].clone();
+    let failed = json!({"rollout_id": "a", "name": "judge", "failed": "no", "lease": item["lease"]});
+    let again = woken_by(&second, waiting(), first.post("/scores", failed)).await["items"][0].clone();
+    assert_eq!(again["attempt"], 2);
+    let score = json!({"rollout_id": "a", "name": "judge", "value": 1.0, "lease": again["lease"]});
+    assert_eq!(first.post("/scores", score).await.expect(201)["group"]["state"], "ready");
+    finish(first, second).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn versions_of_one_replica_wake_agents_at_the_others() {
     let (first, second) = two_that_never_look().await;
     for version in 1..6 {

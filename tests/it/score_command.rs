@@ -116,6 +116,7 @@ async fn failures_say_why_and_use_up_attempts() {
         ("silent", "exit 1", "exit status: 1"),
         ("nothing", "true", "the last line that it printed is ``, which is no number"),
         ("word", "echo good", "the last line that it printed is `good`, which is no number"),
+        ("zero", "printf 'bad\\000byte\\n' >&2; exit 1", "exit status: 1: bad\u{fffd}byte"),
         ("nan", "echo nan", "the last line that it printed is `nan`, which is not finite"),
         ("hangs", "sleep 100 & sleep 100", "timeout: it ran for more than 1 s"),
     ] {
@@ -124,6 +125,18 @@ async fn failures_say_why_and_use_up_attempts() {
         assert_eq!(scorer.line().await, format!("{group}-0 judge failed, attempt 1 of 1: {reason}"));
         assert_eq!(scorer.stop().await, Some(0));
     }
+    app.finish().await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_process_that_a_program_leaves_behind_does_not_keep_its_score() {
+    let app = TestApp::start(Backend::Sqlite).await;
+    rules(&app, 1, json!({})).await;
+    app.accept(member("g", 0, 1.0)).await;
+    // It has the pipes of the program, and is in no group of it.
+    let mut scorer = Scorer::start(&app, &[], "setsid sleep 30 & echo 0.5");
+    assert_eq!(scorer.line().await, "g-0 judge 0.5");
+    assert_eq!(scorer.stop().await, Some(0));
     app.finish().await;
 }
 
@@ -196,11 +209,7 @@ async fn what_cannot_work_is_said_at_once() {
     assert!(said.contains("nothing listens at http://127.0.0.1:1"), "{said}");
     rules(&app, 1, json!({"max_attempts": 1})).await;
     app.accept(member("g", 0, 1.0)).await;
-    let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
-    command.args(["score", "--url", &app.url, "--name", "judge", "--", "/no/such/program"]);
-    let mut child = command.stdout(Stdio::piped()).kill_on_drop(true).spawn().expect("the binary starts");
-    let mut lines = BufReader::new(child.stdout.take().expect("a pipe")).lines();
-    let line = lines.next_line().await.expect("it is read").expect("a line");
-    assert!(line.contains("/no/such/program cannot be run: No such file"), "{line}");
+    let said = complaint(&["score", "--url", &app.url, "--name", "judge", "--", "/no/such/program"]).await;
+    assert!(said.contains("/no/such/program cannot be run: No such file"), "{said}");
     app.finish().await;
 }

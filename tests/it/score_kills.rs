@@ -22,7 +22,7 @@ fn scorer(url: &str, notes: &Path) -> Child {
         attempt=$(echo "$input" | sed 's/.*"attempt":\([0-9]*\).*/\1/')
         # A scorer that is killed before it has written its input.
         [ -n "$attempt" ] || exit 1
-        value=0.$$
+        value=$(printf '0.%08d' $$)
         echo "$id $attempt $value" >> {}
         sleep 0.0$(($$ % 9))
         echo $value"#,

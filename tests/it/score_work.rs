@@ -8,6 +8,9 @@ use crate::support::{TestApp, eventually, member, on_both_stores, text, with};
 
 const LEASES: &str = "/scores/leases";
 
+/// Nothing is found by polling.
+const NEVER_POLL: &str = "[limits]\nwaiter_poll_interval_ms = 3_600_000";
+
 /// Rules under which `judge` is leased, for groups of this size.
 async fn rules(app: &TestApp, size: usize, work: Value) {
     app.rules(
@@ -177,6 +180,40 @@ on_both_stores! {
         assert_eq!((&short["group_id"], short["rollouts"].as_array().map(Vec::len)), (&json!("short"), Some(2)));
     }
 
+    async fn the_last_place_wakes_those_who_wait_for_the_group_whoever_takes_it(app: TestApp) {
+        app.reconfigure(NEVER_POLL).await;
+        rules(app, 2, json!({"per": "group"})).await;
+        app.accept(member("g", 0, 1.0)).await;
+        let waits = one(app, json!({"wait_ms": 60_000}));
+        let fills = async {
+            eventually("a waiter", || async { app.metrics().await.contains("forebay_waiters 1\n") }).await;
+            app.accept(with(member("g", 1, 0.0), json!({"reward_components": {"judge": 0.0}}))).await;
+        };
+        let (item, ()) = tokio::join!(waits, fills);
+        assert_eq!(item["rollouts"].as_array().map(Vec::len), Some(2));
+    }
+
+    async fn a_scorer_is_not_blamed_for_rollouts_that_it_was_not_given(app: TestApp) {
+        let filter = json!([{"name": "bad", "scope": "rollout", "when": "scores.judge < 0.1", "action": "drop"}]);
+        app.rules("default", json!({
+            "group": {"size": 2, "on_drop": "refill"}, "batch": {"groups": 1}, "lease": {"ttl_s": 60},
+            "scores": {"required": ["judge"], "reward": "scores.judge", "work": {"judge": {"per": "group"}}},
+            "filter": filter,
+        })).await;
+        app.accept(json!([member("g", 0, 0.0), member("g", 1, 0.0)])).await;
+        let item = one(app, json!({})).await;
+        let of = |item: &Value, index: usize, value: f64| with(scored(item, value), json!({"rollout_id": format!("g-{index}")}));
+        assert_eq!(app.post("/scores", of(&item, 0, 0.0)).await.expect(201)["reason"], "bad");
+        app.accept(member("g", 2, 0.0)).await;
+        app.post("/scores", of(&item, 1, 1.0)).await.expect(201);
+        // Its holder has done what it was given.
+        app.post("/scores", of(&item, 2, 1.0)).await.refused(409, "lease-lost");
+        let rest = one(app, json!({"scorer": "b"})).await;
+        assert_eq!((&rest["attempt"], rest["rollouts"].as_array().map(Vec::len)), (&json!(1), Some(2)));
+        app.post("/scores", of(&rest, 2, 0.5)).await.expect(201);
+        assert_eq!(app.story("g-2").await["group"]["state"], "ready");
+    }
+
     async fn work_goes_with_what_it_is_for(app: TestApp) {
         app.rules("default", json!({
             "group": {"size": 2, "min_size": 1}, "batch": {"groups": 1}, "lease": {"ttl_s": 60},
@@ -212,7 +249,12 @@ on_both_stores! {
     }
 
     async fn a_request_is_repeatable_and_waits(app: TestApp) {
-        rules(app, 1, json!({})).await;
+        app.reconfigure(NEVER_POLL).await;
+        app.rules("default", json!({
+            "group": {"size": 1, "timeout_s": 1_000}, "lease": {"ttl_s": 60},
+            "scores": {"required": ["judge"], "work": {"judge": {}}},
+        })).await;
+        app.rules("other", json!({"scores": {"required": ["tests"], "work": {"tests": {}}}})).await;
         let patient = json!({"wait_ms": 60_000, "request_id": "r", "max": 2});
         let waits = ask(app, patient.clone());
         let posts = async {
@@ -234,6 +276,7 @@ on_both_stores! {
     }
 
     async fn a_failure_and_an_expiry_wake_those_who_wait(app: TestApp) {
+        app.reconfigure(NEVER_POLL).await;
         rules(app, 1, json!({})).await;
         app.accept(member("g", 0, 1.0)).await;
         let mut held = one(app, json!({})).await;
@@ -273,6 +316,7 @@ on_both_stores! {
     }
 
     async fn what_is_released_was_never_leased(app: TestApp) {
+        app.reconfigure(NEVER_POLL).await;
         rules(app, 1, json!({})).await;
         app.accept(member("g", 0, 1.0)).await;
         let item = one(app, json!({"request_id": "r"})).await;
@@ -286,6 +330,22 @@ on_both_stores! {
         let (items, ()) = tokio::join!(waits, releases);
         assert_eq!((items.len(), &items[0]["attempt"]), (1, &json!(1)));
         app.post("/scores", scored(&item, 1.0)).await.refused(409, "lease-lost");
+    }
+
+    async fn many_small_segments_are_leased_in_parts(app: TestApp) {
+        rules(app, 1, json!({})).await;
+        let segment = json!({"tokens": [1, 2], "loss_mask": [1]});
+        for group in 0..100 {
+            let segments = json!({"segments": vec![segment.clone(); 100]});
+            app.accept(with(member(&format!("g{group}"), 0, 1.0), segments)).await;
+        }
+        let (mut leased, mut answers) = (0, 0);
+        while leased < 100 {
+            let items = ask(app, json!({"max": 100, "include": ["metadata"]})).await;
+            assert!(items.iter().all(|item| item["rollouts"][0].get("omitted").is_none()), "{answers}");
+            (leased, answers) = (leased + items.len(), answers + 1);
+        }
+        assert!(answers > 1, "they do not fit into one answer");
     }
 
     async fn large_rollouts_are_leased_in_parts(app: TestApp) {
@@ -361,11 +421,15 @@ on_both_stores! {
         let extend = json!({"policy": "other", "leases": ["x"]});
         app.post("/scores/leases/extend", extend).await.refused(404, "unknown-policy");
         assert_eq!(app.post("/scores/leases/extend", json!({"leases": []})).await.pointers(422), ["/leases"]);
+        let zero = json!({"leases": ["x", "a\u{0}b"]});
+        assert_eq!(app.post("/scores/leases/extend", zero).await.pointers(422), ["/leases/1"]);
         let item = one(app, json!({})).await;
         for (fields, pointer) in [
             (json!({"value": null}), "/value"),
             (json!({"failed": "why"}), "/failed"),
             (json!({"value": null, "failed": ""}), "/failed"),
+            (json!({"value": null, "failed": "a\u{0}b"}), "/failed"),
+            (json!({"rationale": "a\u{0}b"}), "/rationale"),
             (json!({"value": null, "failed": "why", "lease": null}), "/lease"),
             (json!({"lease": ""}), "/lease"),
             (json!({"rollout_id": "h-0"}), "/lease"),

@@ -16,8 +16,14 @@ use crate::{
 /// The most items of one request, and the most leases of one heartbeat.
 pub const ITEMS_MAX: u32 = 256;
 
-/// The most rollouts of one answer, unless a single group has more.
-pub const ROLLOUTS_MAX: usize = 4_096;
+/// The most bytes of an answer without the contents of rollouts, unless a single group has more.
+pub const ROW_BYTES_MAX: u64 = 4 << 20;
+
+/// Bytes of a rollout in an answer besides its contents and the names of its scores.
+const ROW_BYTES: u64 = 1 << 10;
+
+/// Bytes of a score besides its name.
+const SCORE_BYTES: u64 = 32;
 
 /// A request for work.
 #[derive(Clone, Debug)]
@@ -71,6 +77,17 @@ pub struct WorkRollout {
     /// What its producer sent. The components of a judged rollout have its scores with them.
     pub reward: Option<f64>,
     pub reward_components: BTreeMap<String, f64>,
+    /// Whether the components are left out, because those of the whole group are too many.
+    pub is_cut: bool,
+}
+
+impl WorkRollout {
+    /// The bytes that it takes in an answer, besides its contents.
+    #[must_use]
+    pub fn row_bytes(&self) -> u64 {
+        let names = self.scoring.iter().chain(self.reward_components.keys());
+        names.map(|name| name.len() as u64 + SCORE_BYTES).sum::<u64>() + ROW_BYTES
+    }
 }
 
 impl AsRef<SealedRow> for WorkRollout {
@@ -117,6 +134,8 @@ pub enum WorkEvent {
     Granted,
     /// The score is there.
     Settled,
+    /// The scores of the group are there, but for rollouts that came meanwhile.
+    Reopened,
     /// Its holder could not give the score.
     Failed,
     /// Its holder was not heard of.
@@ -131,6 +150,7 @@ impl WorkEvent {
         match self {
             Self::Granted => "granted",
             Self::Settled => "settled",
+            Self::Reopened => "reopened",
             Self::Failed => "failed",
             Self::Expired => "expired",
             Self::Exhausted => "exhausted",

@@ -93,8 +93,9 @@ impl NewScore {
                 Some(Given::Value(value + 0.0))
             }
             (None, Some(reason)) => {
-                let detail = format!("must be 1 to {FAILED_BYTES_MAX} bytes, is {}", reason.len());
-                require((1..=FAILED_BYTES_MAX).contains(&reason.len()), "failed", detail);
+                let detail = format!("must be 1 to {FAILED_BYTES_MAX} bytes without control characters");
+                let is_text = (1..=FAILED_BYTES_MAX).contains(&reason.len()) && !reason.chars().any(char::is_control);
+                require(is_text, "failed", detail);
                 require(
                     sent.lease.is_some(),
                     "lease",
@@ -114,6 +115,9 @@ impl NewScore {
         let bytes = sent.rationale.as_ref().map_or(0, String::len);
         let detail = format!("must be at most {RATIONALE_BYTES_MAX} bytes, is {bytes}");
         require(bytes <= RATIONALE_BYTES_MAX, "rationale", detail);
+        // Postgres has no text with it.
+        let has_zero = sent.rationale.as_ref().is_some_and(|rationale| rationale.contains('\0'));
+        require(!has_zero, "rationale", "must not contain U+0000".to_owned());
         match (rollout_id, given) {
             (Ok(rollout_id), Some(given)) if violations.is_empty() => Ok(Self {
                 policy,

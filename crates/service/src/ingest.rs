@@ -215,7 +215,8 @@ fn report_one(buffer: &Buffer, new: &NewRollout, ingested: &Ingested) {
     if let (Verdict::Dropped, Some(reason)) = (decision.verdict, &decision.reason) {
         buffer.metrics.dropped(policy, reason);
     }
-    if !decision.scoring.is_empty() {
+    // Work is made by rollouts that lack scores, and opened by the one that takes the last place of their group.
+    if ingested.fill.scoring > 0 {
         replicas::wake(buffer, Awaited::Work, &ingested.policy);
     }
     if let Some(state) = ingested.decided {

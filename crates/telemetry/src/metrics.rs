@@ -143,7 +143,7 @@ declare! {
         duplicates: IntCounterVec = "forebay_duplicates_total" ["policy"],
         /// Scores posted, without duplicates; `applied` is `false` for those that came after the decision about their rollout.
         scores: IntCounterVec = "forebay_scores_total" ["policy", "applied"],
-        /// Events of work for scorers, by event: granted, settled, failed, expired, or exhausted with its last attempt.
+        /// Events of work for scorers, by event: granted, settled, reopened for rollouts that came meanwhile, failed, expired, or exhausted with its last attempt.
         score_work: IntCounterVec = "forebay_score_work_total" ["policy", "event"],
         /// Tokens of rollouts received.
         tokens_received: IntCounterVec = "forebay_tokens_received_total" ["policy"],

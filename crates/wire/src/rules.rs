@@ -383,14 +383,15 @@ impl Default for ScoreWork {
 }
 
 /// What one piece of work for scorers is about.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum ScoreWorkPer {
     /// One rollout, as soon as it arrives.
     #[default]
     Rollout,
-    /// All rollouts of a group, as soon as it is full, or its own timeout is over.
+    /// All rollouts of a group, as soon as it is full. One that does not get full is leased when its own timeout is over, or
+    /// half of the time to score its first rollout.
     Group,
 }
 

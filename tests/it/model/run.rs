@@ -23,7 +23,7 @@ struct Extent {
     ledger_every: u64,
 }
 
-const SQLITE: Extent = Extent { steps: (16_000, 1_000_000), ledger_every: 4 };
+const SQLITE: Extent = Extent { steps: (22_000, 1_000_000), ledger_every: 4 };
 const POSTGRES: Extent = Extent { steps: (1_500, 100_000), ledger_every: 10 };
 
 /// Number of histories that are tried in order to shorten a failing one.

@@ -28,7 +28,7 @@ use crate::{
     Api,
     http::{
         body::Json,
-        budgets::{IsPaid, overloaded},
+        budgets::IsPaid,
         guard::{Caller, caller_id},
         pages::FIRST_PAGE_WAIT,
         params,
@@ -132,27 +132,29 @@ async fn with_contents(
     let reader = api.buffer.work_reader(policy.clone(), &leased.items, wanted);
     let bytes = usize::try_from(reader.bytes()).unwrap_or(usize::MAX);
     let tokens: Vec<LeaseToken> = leased.items.iter().map(|item| item.lease.clone()).collect();
-    let granted = api.budgets.samples.wait_at_most(FIRST_PAGE_WAIT, bytes).await;
-    let Ok(mut share) = granted else {
-        api.buffer.release_work(&policy, tokens).await?;
-        return Err(overloaded());
-    };
-    // The task goes on if the client disconnects, so that the bytes are counted as long as they are in memory.
+    // A repeated request must not end what its first answer began.
+    let tokens = if leased.held { Vec::new() } else { tokens };
+    let budget = api.budgets.samples.clone();
+    // The task goes on if the client disconnects, so that the work is given back, and the bytes are counted as long as they
+    // are in memory.
     let read = api.run_uncancelled(|buffer| async move {
         let now = buffer.now();
         let of_policy = policy.clone();
-        let read = reader.read(move |contents| {
-            let answer = on_wire(&of_policy, leased, has_contents, contents, now);
-            serde_json::to_vec(&answer).expect("an answer is plain data and checked JSON")
-        });
-        match read.await {
-            Ok(text) => {
-                share.shrink(text.len());
-                Ok(paid(Bytes::from(text), share))
-            }
-            Err(error) => {
+        let answer = async {
+            let mut share = budget.wait_at_most(FIRST_PAGE_WAIT, bytes).await?;
+            let text = reader.read(move |contents| {
+                let answer = on_wire(&of_policy, leased, has_contents, contents, now);
+                serde_json::to_vec(&answer).expect("an answer is plain data and checked JSON")
+            });
+            let text = text.await?;
+            share.shrink(text.len());
+            Ok::<_, Failure>(paid(Bytes::from(text), share))
+        };
+        match answer.await {
+            Ok(paid) => Ok(paid),
+            Err(failure) => {
                 buffer.release_work(&policy, tokens).await?;
-                Err(error)
+                Err(failure)
             }
         }
     });
@@ -172,7 +174,7 @@ fn on_wire(
     let mut rollout = |rollout: WorkRollout| {
         let found = contents.remove(&rollout.row.rollout_pk);
         let omitted = match &found {
-            None if has_contents => Some(ScoreOmitted::Size),
+            None if has_contents || rollout.is_cut => Some(ScoreOmitted::Size),
             Some(None) => Some(ScoreOmitted::Damaged),
             None | Some(Some(_)) => None,
         };
@@ -233,6 +235,9 @@ pub(crate) async fn extend(
     if !(1..=ITEMS_MAX as usize).contains(&request.leases.len()) {
         let detail = format!("must be 1 to {ITEMS_MAX} leases, are {}", request.leases.len());
         return Err(Failure::invalid("/leases", detail));
+    }
+    for (index, lease) in request.leases.iter().enumerate() {
+        check_name(lease).map_err(|detail| Failure::invalid(format!("/leases/{index}"), detail))?;
     }
     let leases = request.leases.iter().map(|lease| LeaseToken::presented(lease)).collect();
     let ttl_s = ttl_s(request.ttl_s)?;

@@ -294,7 +294,11 @@ fn rule_text(rules: &Rules, name: &str, scope: FilterScope) -> Option<String> {
 
 fn scored(telling: &mut Telling, score: &Score) {
     let after = if score.applied { "" } else { ", which counts for nothing" };
-    let text = format!("{} gave it the score {} {}{after}", score.scorer, score.name, number(score.value));
+    let attempt = match score.lease {
+        Some((_, attempt)) if attempt > 1 => format!(", in attempt {attempt}"),
+        _ => String::new(),
+    };
+    let text = format!("{} gave it the score {} {}{attempt}{after}", score.scorer, score.name, number(score.value));
     telling.tell("scored", Some(score.given_at), text);
 }
 

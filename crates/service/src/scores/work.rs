@@ -14,7 +14,9 @@ use forebay_domain::{
         SealedRow,
         pages::{self, PAGE_BYTES},
     },
-    score_work::{ExtendWork, ExtendedWork, LeaseWork, LeasedWork, ReleaseWork, RetryWork, WorkEvent, WorkItem},
+    score_work::{
+        ExtendWork, ExtendedWork, LeaseWork, LeasedWork, ReleaseWork, RetryWork, WorkEvent, WorkItem, WorkRollout,
+    },
 };
 use forebay_store::{error::StoreError, ops::scores::work::ExpireWork};
 use forebay_wire::{ScoreInclude, Segment, SegmentText};
@@ -35,9 +37,6 @@ const RETRIED_AT_ONCE: u32 = 1_000;
 
 /// Bytes of a text for each of its tokens, beyond which the texts of a rollout are not sent.
 const TEXT_BYTES_PER_TOKEN: u64 = 16;
-
-/// Bytes of a rollout in an answer besides its contents: its id and the names of what it lacks.
-const ROW_BYTES: u64 = 1 << 10;
 
 /// A request for work.
 #[derive(Clone, Debug)]
@@ -107,8 +106,9 @@ impl Buffer {
                     let granted = leased.items.len() as u64;
                     self.metrics.score_work(request.policy.as_str(), WorkEvent::Granted.as_str(), granted);
                 }
-                // One event may have made several items.
-                line.wake_next();
+                // One event may have made several items. Those of other names may have been locked by this claim when others
+                // looked.
+                self.wakers.wake(Awaited::Work, &request.policy);
                 return Ok(leased);
             }
             if time_is_up {
@@ -167,7 +167,9 @@ pub(super) fn report(buffer: &Buffer, events: Vec<(PolicyName, WorkEvent)>) {
     for ((policy, event), items) in counts {
         buffer.metrics.score_work(policy.as_str(), event.as_str(), items);
         match event {
-            WorkEvent::Failed | WorkEvent::Expired => replicas::wake(buffer, Awaited::Work, &policy),
+            WorkEvent::Failed | WorkEvent::Expired | WorkEvent::Reopened => {
+                replicas::wake(buffer, Awaited::Work, &policy);
+            }
             WorkEvent::Exhausted => {
                 tracing::warn!(policy.name = %policy, items, "work for scorers is exhausted: its attempts are used up");
             }
@@ -206,8 +208,8 @@ pub struct WorkReader {
     policy: PolicyName,
     wanted: Vec<ScoreInclude>,
     rows: Vec<SealedRow>,
-    /// Those of the whole answer.
-    rollouts: usize,
+    /// Bytes of the whole answer besides the contents.
+    row_bytes: u64,
 }
 
 impl Buffer {
@@ -223,7 +225,8 @@ impl Buffer {
             }
             rows.push(rollout.row.clone());
         }
-        WorkReader { buffer: self.clone(), policy, wanted, rows, rollouts: rollouts().count() }
+        let row_bytes = rollouts().map(WorkRollout::row_bytes).sum();
+        WorkReader { buffer: self.clone(), policy, wanted, rows, row_bytes }
     }
 }
 
@@ -234,8 +237,7 @@ impl WorkReader {
         // As stored, unpacked, and as JSON, which is up to three times as long.
         let per_token = if self.wanted.contains(&ScoreInclude::Text) { 2 * TEXT_BYTES_PER_TOKEN } else { 0 };
         let text: u64 = self.rows.iter().map(|row| row.tokens.saturating_mul(per_token)).sum();
-        let rows = self.rollouts as u64 * ROW_BYTES;
-        pages::bytes_of(&self.rows).saturating_mul(5).saturating_add(text).saturating_add(rows)
+        pages::bytes_of(&self.rows).saturating_mul(5).saturating_add(text).saturating_add(self.row_bytes)
     }
 
     /// Reads and checks the rollouts, and makes an answer of them.
@@ -243,7 +245,7 @@ impl WorkReader {
         self,
         answer: impl FnOnce(ContentsRead) -> T + Send + 'static,
     ) -> Result<T, BufferError> {
-        let Self { buffer, policy, wanted, rows, rollouts: _ } = self;
+        let Self { buffer, policy, wanted, rows, row_bytes: _ } = self;
         let payloads = payloads::read_payloads(buffer.store.as_ref(), &rows).await?;
         let conversations = Arc::clone(&buffer.conversations);
         let unpack = move || {

@@ -144,11 +144,6 @@ impl WorkWatch<'_> {
         self.line.turn.lock().await
     }
 
-    /// Wakes the next waiter of the line: more may be there.
-    pub(crate) fn wake_next(&self) {
-        self.line.line.notify.notify_one();
-    }
-
     /// Wakes the next waiter when it is dropped, unless it was [kept](PassOn::keep).
     pub(crate) fn pass_on(&self) -> PassOn<'_> {
         PassOn { line: &self.line.line, kept: false }

@@ -345,7 +345,11 @@ impl Op for PutScores {
         }
         let decided = write(tx, &rollouts, &mut groups, self.now).await?;
         let given = rollouts.values().filter(|rollout| groups[&rollout.group].rules.have_work());
-        let given = given.flat_map(|rollout| rollout.given().map(|name| (rollout.group, rollout.rollout_pk, name)));
+        let given = given.flat_map(|rollout| {
+            let rules = &groups[&rollout.group].rules;
+            let work = |name| Some((rollout.group, rollout.rollout_pk, name, rules.work(name)?.per));
+            rollout.given().filter_map(work)
+        });
         let work = work::settle(tx, &given.collect(), &held).await?;
         let scored = self.scores.iter().zip(put).map(|(new, (key, put))| {
             let Put { scorer, duplicate, applied, failed } = put;

@@ -22,7 +22,7 @@ use crate::model::view::{Label, PolicyNumber, Rules};
 /// Histories of a given length.
 pub(crate) fn sequences() -> impl Strategy<Value = Sequence> {
     let rules = (rules(), rules()).prop_map(|(saving, acking)| vec![saving, Rules { settled_by_ack: true, ..acking }]);
-    let operations = prop_oneof![80 => operation().prop_map(|operation| vec![operation]), 1 => giving_up(), 1 => outlived_call(), 4 => episode(), 2 => judging()];
+    let operations = prop_oneof![160 => operation().prop_map(|operation| vec![operation]), 2 => giving_up(), 2 => outlived_call(), 8 => episode(), 1 => judging()];
     (rules, vec(operations, 40..200))
         .prop_map(|(rules, operations)| Sequence { rules, operations: operations.into_iter().flatten().collect() })
 }
@@ -68,15 +68,21 @@ fn outlived_call() -> impl Strategy<Value = Vec<Operation>> {
 fn judging() -> impl Strategy<Value = Vec<Operation>> {
     (policy(), rules(), vec(body(), 2..5)).prop_flat_map(|(policy, rules, items)| {
         let rules = Rules { scored_s: Some(300), filters: false, ..rules };
+        let lease = |request| Operation::LeaseWork { policy, names: vec![0, 1], max: 3, request };
+        let repeatable = lease(Some(0));
+        let fail = Operation::ScoreWork { nth: 0, value: None, unknown: false };
+        let retry = |name| Operation::RetryWork { policy, name };
+        let exhausting = vec![lease(None), fail.clone(), lease(None), fail, retry(0), retry(1)];
         let step = prop_oneof![
             6 => of_scorer(Just(policy).boxed()).prop_map(|operation| vec![operation]),
             // A scorer that is not heard of any more.
             1 => Just(vec![Operation::Advance { seconds: 31 }, Operation::Sweep]),
             // What it sends may come twice.
             2 => of_work().prop_map(|operation| vec![operation.clone(), operation]),
+            1 => Just(vec![repeatable.clone(), repeatable]),
+            1 => Just(exhausting),
         ];
-        let lease = Operation::LeaseWork { policy, names: vec![0, 1], max: 3, request: None };
-        let begin = [Operation::PutPolicy { policy, rules }, Operation::Fill { policy, items }, lease];
+        let begin = [Operation::PutPolicy { policy, rules }, Operation::Fill { policy, items }, lease(None)];
         vec(step, 3..8).prop_map(move |steps| begin.iter().cloned().chain(steps.into_iter().flatten()).collect())
     })
 }
@@ -90,7 +96,7 @@ fn of_scorer(policy: BoxedStrategy<PolicyNumber>) -> impl Strategy<Value = Opera
         6 => lease.prop_map(|(policy, names, max, request)| Operation::LeaseWork { policy, names, max, request }),
         8 => of_work(),
         1 => extend.prop_map(|(policy, leases)| Operation::ExtendWork { policy, leases }),
-        1 => (policy, 0..2_usize).prop_map(|(policy, name)| Operation::RetryWork { policy, name }),
+        2 => (policy, 0..2_usize).prop_map(|(policy, name)| Operation::RetryWork { policy, name }),
     ]
 }
 
@@ -245,7 +251,7 @@ fn operation() -> impl Strategy<Value = Operation> {
             .prop_map(|(policy, nth, names, value, replace)| {
                 Operation::ScoreWaiting { policy, nth, names, value, replace }
             }),
-        4 => of_scorer(policy().boxed()),
+        3 => of_scorer(policy().boxed()),
         2 => (policy(), group()).prop_map(|(policy, group)| Operation::Close { policy, group }),
         2 => (policy(), group()).prop_map(|(policy, group)| Operation::Discard { policy, group }),
         16 => (policy(), 0..CONSUMERS, option::of(0..REQUESTS), any::<bool>(), epoch()).prop_map(

@@ -17,6 +17,8 @@ pub(crate) struct Work {
     attempts: u32,
     lease: Option<Lease>,
     failed: bool,
+    /// The first rollout that its holder was not given.
+    seen: usize,
 }
 
 #[derive(Clone, Debug)]
@@ -70,9 +72,27 @@ impl Reference {
         missing.sort_by_key(|(group, rollout, _)| (rollout.is_none(), if rollout.is_none() { *group } else { 0 }));
         for (group, rollout, name) in missing {
             let of = &self.groups[&group];
-            let since = if rollout.is_some() { self.now } else { of.opened_at + of.rules.timeout_s };
+            let half = of.rules.scored_s.map_or(0, |scored_s| self.now + scored_s / 2);
+            let since = if rollout.is_some() { self.now } else { half.min(of.opened_at + of.rules.timeout_s) };
             let policy = of.policy;
-            self.work.push(Work { policy, group, rollout, name, since, attempts: 0, lease: None, failed: false });
+            self.work.push(Work {
+                policy,
+                group,
+                rollout,
+                name,
+                since,
+                attempts: 0,
+                lease: None,
+                failed: false,
+                seen: 0,
+            });
+        }
+        let rollouts = &self.rollouts;
+        for work in self.work.iter_mut().filter(|work| work.rollout.is_none() && work.lease.is_some()) {
+            let mut given = rollouts.range(..work.seen).filter(|(_, rollout)| rollout.group == work.group);
+            if !given.any(|(_, rollout)| lacks(rollout, work.name)) {
+                (work.lease, work.failed) = (None, false);
+            }
         }
         let filled: Vec<bool> = self.work.iter().map(|work| self.filled(work.group).is_some()).collect();
         for (work, is_filled) in self.work.iter_mut().zip(filled) {
@@ -105,7 +125,8 @@ impl Reference {
         let places = || 0..self.work.len();
         let is_held = |place: &usize| {
             let lease = self.work[*place].lease.as_ref().filter(|_| is_of(&self.work[*place]));
-            lease.is_some_and(|lease| request.is_some() && lease.request == request && lease.expires_at > now)
+            names.contains(&self.work[*place].name)
+                && lease.is_some_and(|lease| request.is_some() && lease.request == request && lease.expires_at > now)
         };
         let mut chosen: Vec<usize> = places().filter(is_held).collect();
         in_line(&mut chosen, &self.work);
@@ -124,6 +145,7 @@ impl Reference {
         for place in chosen {
             let number = self.work[place].lease.as_ref().map_or(self.grants_of_work.len(), |lease| lease.number);
             let work = &mut self.work[place];
+            work.seen = self.arrivals;
             work.lease = Some(Lease { number, request, expires_at: now + WORK_TTL_S });
             let (work, is_new) = (work.clone(), number == self.grants_of_work.len());
             let members = self.rollouts.iter().filter(|(number, rollout)| match work.rollout {

@@ -1,7 +1,7 @@
 //! Work for scorers in the store.
 //!
 //! Items come and go under the lock of their group. Leases are taken and end without that lock: they lock the rows of
-//! items, and pass over those that others have locked, so that they wait for nobody.
+//! items. Who looks for work passes over rows that others have locked, so that scorers do not wait for each other.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -11,8 +11,9 @@ use forebay_domain::{
     ids::{GroupPk, LeaseToken, PolicyName, PolicyPk, RequestId, RolloutPk},
     policies::Policy,
     refusal::{LostLease, Refusal},
+    samples::pages,
     score_work::{
-        ExtendWork, ExtendedWork, LeaseWork, LeasedWork, ROLLOUTS_MAX, ReleaseWork, RetryWork, WorkEvent, WorkItem,
+        ExtendWork, ExtendedWork, LeaseWork, LeasedWork, ROW_BYTES_MAX, ReleaseWork, RetryWork, WorkEvent, WorkItem,
         WorkRollout,
     },
     scoring::NewScore,
@@ -28,6 +29,9 @@ use crate::{
 
 /// The key that stands for all rollouts of a group.
 const WHOLE_GROUP: RolloutPk = RolloutPk(0);
+
+/// Rollouts of a group that are read at once.
+const ROWS_PAGE: usize = 1_024;
 
 /// How exactly is known when a scorer last asked.
 const ASKED_US: i64 = 5_000_000;
@@ -72,14 +76,17 @@ pub(in crate::ops) async fn of_group(
         SET since_us = $2
         WHERE group_pk = $1 AND rollout_pk = 0 AND since_us > $2",
     );
-    // The scorer of a group that never gets full sees it when it would have been decided.
+    // The scorer of a group that does not get full sees it when it would have been decided, or while there is still half
+    // of the time to score it.
     let deadline = group.opened_at.plus_seconds(group.rules.group.timeout_s);
+    let since = deadline.min(now.plus_seconds(group.rules.scores.timeout_s / 2));
     for name in missing {
         let Some(work) = group.rules.work(name).filter(|work| work.per == ScoreWorkPer::Group) else { continue };
-        let values = args![group.policy_pk, group.group_pk, *name, deadline, work.max_attempts];
+        let values = args![group.policy_pk, group.group_pk, *name, since, work.max_attempts];
         tx.execute(PUT_GROUP_WORK, values).await?;
     }
-    if group.fill.filled(group.rules.group.on_drop).is_some() {
+    let has_work = group.rules.scores.work.values().any(|work| work.per == ScoreWorkPer::Group);
+    if has_work && group.fill.filled(group.rules.group.on_drop).is_some() {
         tx.execute(OPEN_GROUP_WORK, args![group.group_pk, now]).await?;
     }
     Ok(())
@@ -164,7 +171,7 @@ impl Held {
 /// Ends the work for scores that were given, and the attempts that failed. Returns what happened to work that was held.
 pub(super) async fn settle(
     tx: &mut Tx<'_>,
-    given: &BTreeSet<(GroupPk, RolloutPk, &str)>,
+    given: &BTreeSet<(GroupPk, RolloutPk, &str, ScoreWorkPer)>,
     held: &HashMap<String, Held>,
 ) -> Result<Vec<(PolicyName, WorkEvent)>, StoreError> {
     const END_WORK: Statement = Statement::new(
@@ -173,22 +180,34 @@ pub(super) async fn settle(
         WHERE group_pk = $1 AND rollout_pk = $2 AND name = $3
         RETURNING work_pk",
     );
-    let mut ended: HashSet<i64> = HashSet::new();
-    for (group, rollout, name) in given {
-        for mut row in tx.fetch_all(END_WORK, args![*group, *rollout, *name]).await? {
-            ended.insert(row.get("work_pk")?);
+    let (mut ended, mut reopened): (HashSet<i64>, HashSet<i64>) = (HashSet::new(), HashSet::new());
+    let mut of_groups = BTreeSet::new();
+    for (group, rollout, name, per) in given {
+        match per {
+            ScoreWorkPer::Group => {
+                of_groups.insert((*group, *name));
+            }
+            ScoreWorkPer::Rollout => {
+                for mut row in tx.fetch_all(END_WORK, args![*group, *rollout, *name]).await? {
+                    ended.insert(row.get("work_pk")?);
+                }
+            }
         }
     }
-    let of_groups: BTreeSet<_> = given.iter().map(|(group, _, name)| (*group, *name)).collect();
     for (group, name) in of_groups {
         for mut row in end_of_group_if_scored(tx, group, name).await? {
             ended.insert(row.get("work_pk")?);
+        }
+        for mut row in reopen_if_scored(tx, group, name).await? {
+            reopened.insert(row.get("work_pk")?);
         }
     }
     let mut events = Vec::new();
     for work in held.values() {
         if ended.contains(&work.work_pk) {
             events.push((work.policy.clone(), WorkEvent::Settled));
+        } else if reopened.contains(&work.work_pk) {
+            events.push((work.policy.clone(), WorkEvent::Reopened));
         } else if let Some(reason) = &work.failed {
             end_attempts(tx, vec![work.work_pk], Some(reason)).await?;
             let is_last = work.attempt >= work.attempts_max;
@@ -196,6 +215,31 @@ pub(super) async fn settle(
         }
     }
     Ok(events)
+}
+
+/// Opens the work of a whole group again for rollouts that came while it was leased, if its holder has scored all others.
+async fn reopen_if_scored(tx: &mut Tx<'_>, group: GroupPk, name: &str) -> Result<Vec<Row>, StoreError> {
+    const REOPEN_GROUP_WORK: Statement = Statement {
+        sqlite: "-- reopen_group_work
+            UPDATE score_work
+            SET state = 'open', lease = NULL, scorer = NULL, request_id = NULL, expires_us = NULL
+            WHERE group_pk = $1 AND rollout_pk = 0 AND name = $2 AND state = 'leased' AND NOT EXISTS (
+                SELECT 1
+                FROM scoring AS w, json_each(w.missing) AS m
+                WHERE w.group_pk = $1 AND w.rollout_pk <= score_work.seen_pk AND m.value = $2
+            )
+            RETURNING work_pk",
+        postgres: "-- reopen_group_work
+            UPDATE score_work
+            SET state = 'open', lease = NULL, scorer = NULL, request_id = NULL, expires_us = NULL
+            WHERE group_pk = $1 AND rollout_pk = 0 AND name = $2 AND state = 'leased' AND NOT EXISTS (
+                SELECT 1
+                FROM scoring AS w
+                WHERE w.group_pk = $1 AND w.rollout_pk <= score_work.seen_pk AND jsonb_exists(w.missing::jsonb, $2)
+            )
+            RETURNING work_pk",
+    };
+    tx.fetch_all(REOPEN_GROUP_WORK, args![group, name]).await
 }
 
 /// Ends the work of a whole group for a score that none of its rollouts lacks.
@@ -252,6 +296,7 @@ pub(super) async fn end_of_rollouts(
     for (name, work) in &group.rules.scores.work {
         if work.per == ScoreWorkPer::Group {
             end_of_group_if_scored(tx, group.group_pk, name).await?;
+            reopen_if_scored(tx, group.group_pk, name).await?;
         }
     }
     Ok(())
@@ -315,24 +360,44 @@ impl Candidate {
             LEFT JOIN scoring AS w ON w.rollout_pk = r.rollout_pk
             LEFT JOIN score AS s
                 ON s.rollout_pk = r.rollout_pk AND s.name = 'reward' AND s.scorer = '' AND s.applied = 1
-            WHERE r.group_pk = $1 AND r.verdict IN ('kept', 'masked')
-            ORDER BY r.rollout_pk",
+            WHERE r.group_pk = $1 AND r.rollout_pk > $2 AND r.verdict IN ('kept', 'masked')
+            ORDER BY r.rollout_pk
+            LIMIT $3",
         );
-        let rows = if self.rollout == WHOLE_GROUP {
-            tx.fetch_all(SELECT_WORK_GROUP, args![self.group]).await?
-        } else {
-            tx.fetch_all(SELECT_WORK_ROLLOUT, args![self.rollout]).await?
-        };
-        let read = |mut row: Row| {
-            Ok::<_, StoreError>(WorkRollout {
-                row: read_sealed(&mut row, self.group_id.clone())?,
-                scoring: read_json(&mut row, "missing")?.unwrap_or_default(),
-                status: row.get("status")?,
-                reward: row.get("sent")?,
-                reward_components: read_json(&mut row, "components")?.unwrap_or_default(),
-            })
-        };
-        rows.into_iter().map(read).collect()
+        if self.rollout != WHOLE_GROUP {
+            let rows = tx.fetch_all(SELECT_WORK_ROLLOUT, args![self.rollout]).await?;
+            return rows.into_iter().map(|row| self.read(row)).collect();
+        }
+        // A group may have 65,536 rollouts, each with names of 16 KiB.
+        let (mut found, mut bytes): (Vec<WorkRollout>, u64) = (Vec::new(), 0);
+        loop {
+            let after = found.last().map_or(RolloutPk(0), |rollout| rollout.row.rollout_pk);
+            let rows = tx.fetch_all(SELECT_WORK_GROUP, args![self.group, after, ROWS_PAGE]).await?;
+            let is_last = rows.len() < ROWS_PAGE;
+            for row in rows {
+                let mut rollout = self.read(row)?;
+                bytes += rollout.row_bytes();
+                if bytes > ROW_BYTES_MAX {
+                    rollout.reward_components.clear();
+                    rollout.is_cut = true;
+                }
+                found.push(rollout);
+            }
+            if is_last {
+                return Ok(found);
+            }
+        }
+    }
+
+    fn read(&self, mut row: Row) -> Result<WorkRollout, StoreError> {
+        Ok(WorkRollout {
+            row: read_sealed(&mut row, self.group_id.clone())?,
+            scoring: read_json(&mut row, "missing")?.unwrap_or_default(),
+            status: row.get("status")?,
+            reward: row.get("sent")?,
+            reward_components: read_json(&mut row, "components")?.unwrap_or_default(),
+            is_cut: false,
+        })
     }
 }
 
@@ -340,11 +405,13 @@ impl Candidate {
 impl Op for LeaseWork {
     type Output = Result<LeasedWork, Refusal>;
 
+    const ABANDONABLE: bool = true;
+
     async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
         const LEASE_WORK: Statement = Statement::new(
             "-- lease_work
             UPDATE score_work
-            SET state = 'leased', lease = $2, scorer = $3, request_id = $4, expires_us = $5
+            SET state = 'leased', lease = $2, scorer = $3, request_id = $4, expires_us = $5, seen_pk = $6
             WHERE work_pk = $1 AND (state = 'open' OR lease = $2)",
         );
         let Some(policy) = policy::find(tx, &self.policy).await? else {
@@ -359,20 +426,21 @@ impl Op for LeaseWork {
         };
         let held = !candidates.is_empty();
         if !held {
-            candidates = open(self, tx, policy.policy_pk).await?;
+            candidates = open(self, tx, &policy).await?;
         }
         let expires_at = self.now.plus_seconds(self.ttl_s.unwrap_or(policy.rules.lease.ttl_s));
-        let (mut items, mut count, mut bytes): (Vec<WorkItem>, usize, u64) = (Vec::new(), 0, 0);
+        let (mut items, mut bytes, mut row_bytes): (Vec<WorkItem>, u64, u64) = (Vec::new(), 0, 0);
         for candidate in candidates {
             let rollouts = candidate.rollouts(tx).await?;
-            count += rollouts.len();
-            bytes += rollouts.iter().map(|rollout| rollout.row.unpacked_bytes).sum::<u64>();
-            if !held && !items.is_empty() && (count > ROLLOUTS_MAX || bytes > self.bytes_max) {
+            bytes += pages::bytes_of(&rollouts);
+            row_bytes += rollouts.iter().map(WorkRollout::row_bytes).sum::<u64>();
+            if !held && !items.is_empty() && (row_bytes > ROW_BYTES_MAX || bytes > self.bytes_max) {
                 break;
             }
+            let seen = rollouts.last().map(|rollout| rollout.row.rollout_pk);
             let lease = candidate.lease.unwrap_or_else(LeaseToken::mint);
             let request = self.request_id.as_ref().map(RequestId::as_str);
-            let values = args![candidate.work_pk, lease.as_str(), &*self.scorer, request, expires_at];
+            let values = args![candidate.work_pk, lease.as_str(), &*self.scorer, request, expires_at, seen];
             tx.guarded(LEASE_WORK, values, 1).await?;
             items.push(WorkItem {
                 lease,
@@ -398,12 +466,18 @@ async fn asked(lease: &LeaseWork, tx: &mut Tx<'_>, policy: &Policy) -> Result<Re
         WHERE policy_pk = $1 AND name = $2
         LIMIT 1",
     );
+    // A statement that changes nothing locks nothing, so that scorers do not wait for each other.
     const NOTE_ASKED: Statement = Statement::new(
         "-- note_asked
+        UPDATE score_asked
+        SET asked_us = $3
+        WHERE policy_pk = $1 AND name = $2 AND asked_us < $4",
+    );
+    const FIRST_ASKED: Statement = Statement::new(
+        "-- first_asked
         INSERT INTO score_asked (policy_pk, name, asked_us)
         VALUES ($1, $2, $3)
-        ON CONFLICT (policy_pk, name) DO UPDATE SET asked_us = excluded.asked_us
-        WHERE score_asked.asked_us < excluded.asked_us - $4",
+        ON CONFLICT (policy_pk, name) DO NOTHING",
     );
     for name in &lease.names {
         if policy.rules.work(name).is_none()
@@ -414,7 +488,10 @@ async fn asked(lease: &LeaseWork, tx: &mut Tx<'_>, policy: &Policy) -> Result<Re
         }
     }
     for name in &lease.names {
-        tx.execute(NOTE_ASKED, args![policy.policy_pk, &**name, lease.now, ASKED_US]).await?;
+        let before = Timestamp::from_micros(lease.now.as_micros() - ASKED_US);
+        if tx.execute(NOTE_ASKED, args![policy.policy_pk, &**name, lease.now, before]).await? == 0 {
+            tx.execute(FIRST_ASKED, args![policy.policy_pk, &**name, lease.now]).await?;
+        }
     }
     Ok(Ok(()))
 }
@@ -444,11 +521,14 @@ async fn held_by(
             FOR UPDATE OF w",
     };
     let values = args![policy, &*lease.scorer, request.as_str(), lease.now];
-    tx.fetch_all(LOCK_WORK_OF_REQUEST, values).await?.into_iter().map(read_candidate).collect()
+    let held = tx.fetch_all(LOCK_WORK_OF_REQUEST, values).await?.into_iter().map(read_candidate);
+    let held = held.collect::<Result<Vec<_>, _>>()?;
+    // A request for other names is another request.
+    Ok(held.into_iter().filter(|candidate| lease.names.contains(&candidate.name)).collect())
 }
 
 /// The oldest open work. Each name is looked up on its own, because its part of the index is in order.
-async fn open(lease: &LeaseWork, tx: &mut Tx<'_>, policy: PolicyPk) -> Result<Vec<Candidate>, StoreError> {
+async fn open(lease: &LeaseWork, tx: &mut Tx<'_>, policy: &Policy) -> Result<Vec<Candidate>, StoreError> {
     const LOCK_OPEN_WORK: Statement = Statement {
         sqlite: "-- lock_open_work
             SELECT w.work_pk, w.since_us, w.group_pk, g.group_id, w.rollout_pk, w.name, w.attempts, w.attempts_max,
@@ -456,6 +536,7 @@ async fn open(lease: &LeaseWork, tx: &mut Tx<'_>, policy: PolicyPk) -> Result<Ve
             FROM score_work AS w
             CROSS JOIN rollout_group AS g
             WHERE w.policy_pk = $1 AND w.name = $2 AND w.state = 'open' AND w.since_us <= $3 AND g.group_pk = w.group_pk
+                AND g.run = $5
             ORDER BY w.since_us, w.work_pk
             LIMIT $4",
         postgres: "-- lock_open_work
@@ -463,14 +544,15 @@ async fn open(lease: &LeaseWork, tx: &mut Tx<'_>, policy: PolicyPk) -> Result<Ve
                 w.lease
             FROM score_work AS w
             JOIN rollout_group AS g ON g.group_pk = w.group_pk
-            WHERE w.policy_pk = $1 AND w.name = $2 AND w.state = 'open' AND w.since_us <= $3
+            WHERE w.policy_pk = $1 AND w.name = $2 AND w.state = 'open' AND w.since_us <= $3 AND g.run = $5
             ORDER BY w.since_us, w.work_pk
             LIMIT $4
             FOR UPDATE OF w SKIP LOCKED",
     };
     let mut found = Vec::new();
     for name in &lease.names {
-        for row in tx.fetch_all(LOCK_OPEN_WORK, args![policy, &**name, lease.now, lease.max]).await? {
+        let values = args![policy.policy_pk, &**name, lease.now, lease.max, policy.run];
+        for row in tx.fetch_all(LOCK_OPEN_WORK, values).await? {
             found.push(read_candidate(row)?);
         }
     }
