@@ -5,8 +5,8 @@ rollouts without one, and they wait for the score `judge`, which the rules requi
 all of its rollouts are there, reads their conversations, and scores each with the share of the right text that comes
 before the first mistake. Nobody tells it the sums: it adds the digits of the question itself.
 
-A judge that is killed loses nothing. What it has leased is leased by the next one when the lease has ended, and the group
-is decided when it has all of its scores, as if nothing had happened.
+A judge that is killed loses nothing. The groups that it was judging are leased by the next one when their leases have
+ended, and are decided when they have all of their scores, as if nothing had happened.
 
     python -m forebay.run examples/late_judge.toml
 """
@@ -16,6 +16,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 
 import forebay
 import world
@@ -27,6 +28,9 @@ KILL_S = 20
 
 LEASE_S = 3
 """How long the work of a judge that was killed waits for the next one, at most."""
+
+JOBS, THINK_S = 16, 0.5
+"""It judges so many groups at once, and takes so long for each, as one that asks a model would."""
 
 
 def play(run, llm, rollout, q):
@@ -50,17 +54,16 @@ def grade(rollout):
     return world.share_right(said, rollout.status == "completed", str(int(a) + int(b)))
 
 
-def settle(item):
-    """Scores a group, unless another judge has it by now."""
-    with contextlib.suppress(forebay.errors.LeaseLost):
-        item.score({rollout.rollout_id: grade(rollout) for rollout in item.rollouts})
+def judged(item):
+    """The scores of a group."""
+    time.sleep(THINK_S)
+    return {rollout.rollout_id: grade(rollout) for rollout in item.rollouts}
 
 
 def judge():
-    """Scores group after group, until it is killed, or until its input ends because the agent has ended."""
+    """Scores groups until it is killed, or until its input ends because the agent has ended."""
     threading.Thread(target=lambda: os._exit(len(sys.stdin.read())), daemon=True).start()
-    for item in forebay.Scorer("judge", include=["messages"], ttl_s=LEASE_S):
-        settle(item)
+    forebay.Scorer("judge", include=["messages"], ttl_s=LEASE_S).run(judged, JOBS)
 
 
 def keep_judging():

@@ -239,7 +239,8 @@ def test_late_judge_scores_what_the_agent_posted_without_a_reward(example: Any) 
         b = system.program.execute(system.run, system.fb, llm, q, count=3)
     assert [receipt.scoring for receipt in b.receipts] == [["judge"]] * 3
     with forebay.Scorer("judge", include=["messages"], client=system.fb) as scorer:
-        system.program.settle(next(iter(scorer)))
+        item = next(iter(scorer))
+        item.score(system.program.judged(item))
     rows = system.rows("default")
     # The whole answer is right, nothing of it, and its digit without its end.
     assert sorted(row.reward for row in rows.values()) == [0.0, 0.5, 1.0]
