@@ -1866,7 +1866,7 @@ class ScoreItemRollout:
     segments: list[Segment] | None = None
     """The segments, if they were asked for."""
     omitted: ScoreOmitted | None = None
-    """Why what was asked for is not here; absent if it is."""
+    """Why something is not here that was asked for, or that others have; absent if nothing is missing."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -2,13 +2,16 @@
 //!
 //! Each job leases one item at a time, runs the program on it, and extends the lease meanwhile. The program and what it has
 //! started form a process group, which is killed with its item, so that nothing of an item whose lease is lost goes on. Only
-//! `kill -9` of this command leaves programs that run.
+//! `kill -9` of this command, or a program that leaves its process group, leaves something that runs.
 
 use std::{
     ffi::OsString,
-    io::{Write as _, stderr, stdout},
+    io::{ErrorKind, Write as _, stderr, stdout},
     process::{ExitStatus, Stdio},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -64,7 +67,7 @@ pub(crate) struct ScoreArgs {
     #[arg(long, default_value = "default")]
     policy: String,
     /// How many programs run at the same time
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=256))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     jobs: u32,
     /// What of a rollout its input has
     #[arg(long, value_name = "PARTS", value_delimiter = ',', default_value = "messages,metadata")]
@@ -121,7 +124,7 @@ pub(crate) async fn score(args: ScoreArgs) -> anyhow::Result<()> {
     let (stop, stopping) = watch::channel(false);
     let client = args.service.client()?;
     let jobs = args.jobs;
-    let scorer = Arc::new(Scorer { args, client, stopping });
+    let scorer = Arc::new(Scorer { args, client, stopping, has_run: AtomicBool::new(false) });
     // The first answer shows whether the address, the key and the names are right.
     let first = tokio::select! {
         first = scorer.lease(0) => first,
@@ -153,6 +156,8 @@ struct Scorer {
     args: ScoreArgs,
     client: Client,
     stopping: watch::Receiver<bool>,
+    /// Whether the program has been started once.
+    has_run: AtomicBool,
 }
 
 /// Why an item has no score.
@@ -247,15 +252,24 @@ impl Scorer {
     /// if the program cannot be run, because it cannot be run on other items either.
     async fn settle(&self, item: &ScoreItem) -> anyhow::Result<bool> {
         let what = what(item);
-        let graded = async {
-            let graded = self.grade(item).await;
-            (self.post(item, &graded).await, graded)
+        let graded = tokio::select! {
+            graded = self.grade(item) => Some(graded),
+            () = self.until_lost(item) => None,
         };
-        let (line, outcome) = tokio::select! {
-            (posted, graded) = graded => {
+        let (line, outcome) = match graded {
+            Some(graded) => {
+                // The answer to the post says whether the lease was alive. What it has settled itself is not lost.
+                let extending = async {
+                    self.until_lost(item).await;
+                    std::future::pending().await
+                };
+                let posted = tokio::select! {
+                    posted = self.post(item, &graded) => posted,
+                    posted = extending => posted,
+                };
                 let outcome = match &graded {
                     Err(Failed::NotRun(why)) => Err(anyhow!("{why}")),
-                    graded => Ok(graded.is_ok()),
+                    graded => Ok(graded.is_ok() && posted.is_ok()),
                 };
                 let line = match (posted, graded) {
                     (Ok(()), Ok(values)) => {
@@ -270,9 +284,7 @@ impl Scorer {
                 };
                 (line, outcome)
             }
-            () = self.until_lost(item) => {
-                (format!("{what}: the lease is lost; the work goes to another scorer"), Ok(true))
-            }
+            None => (format!("{what}: the lease is lost; the work goes to another scorer"), Ok(true)),
         };
         // Nobody reading is no reason to end.
         let _ = writeln!(stdout(), "{line}");
@@ -304,7 +316,14 @@ impl Scorer {
         let mut command = Command::new(program);
         command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let child = command.process_group(0).spawn();
-        let child = child.map_err(|error| Failed::NotRun(format!("{} cannot be run: {error}", program.display())))?;
+        let child = child.map_err(|error| {
+            let why = format!("{} cannot be run: {error}", program.display());
+            // Everything else may pass, such as a lack of memory, and so may this while a program is replaced.
+            let is_for_good = matches!(error.kind(), ErrorKind::NotFound | ErrorKind::PermissionDenied)
+                && !self.has_run.load(Ordering::Relaxed);
+            if is_for_good { Failed::NotRun(why) } else { Failed::Item(why) }
+        })?;
+        self.has_run.store(true, Ordering::Relaxed);
         let mut group = Group(child);
         let limit = Duration::from_secs(self.args.timeout_s);
         let ran = timeout(limit, group.run(input(item))).await;

@@ -193,6 +193,22 @@ on_both_stores! {
         assert_eq!(item["rollouts"].as_array().map(Vec::len), Some(2));
     }
 
+    async fn a_scorer_that_waits_gets_a_group_when_its_time_has_come(app: TestApp) {
+        app.reconfigure(NEVER_POLL).await;
+        app.rules("default", json!({
+            "group": {"size": 2, "min_size": 1, "timeout_s": 1},
+            "scores": {"required": ["judge"], "work": {"judge": {"per": "group"}}},
+        })).await;
+        app.accept(member("g", 0, 1.0)).await;
+        let waits = one(app, json!({"wait_ms": 60_000}));
+        let passes = async {
+            eventually("a waiter", || async { app.metrics().await.contains("forebay_waiters 1\n") }).await;
+            app.clock.advance_s(1.0);
+        };
+        let (item, ()) = tokio::join!(waits, passes);
+        assert_eq!(item["rollouts"].as_array().map(Vec::len), Some(1));
+    }
+
     async fn a_scorer_is_not_blamed_for_rollouts_that_it_was_not_given(app: TestApp) {
         let filter = json!([{"name": "bad", "scope": "rollout", "when": "scores.judge < 0.1", "action": "drop"}]);
         app.rules("default", json!({

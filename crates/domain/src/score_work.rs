@@ -50,6 +50,10 @@ pub struct LeasedWork {
     pub items: Vec<WorkItem>,
     /// Whether the same request held it already.
     pub held: bool,
+    /// Whether more was locked than leased, so that others did not see it when they looked.
+    pub left: bool,
+    /// If there is nothing, when the next work opens that has a time for that.
+    pub next: Option<Timestamp>,
 }
 
 /// One piece of leased work.

@@ -10,6 +10,7 @@ use std::{collections::HashMap, sync::Arc};
 use forebay_bounds::work::on_thread;
 use forebay_domain::{
     ids::{GroupPk, PolicyName, RolloutId, RolloutPk},
+    peers::Awaited,
     reasons,
     refusal::Refusal,
     scoring::{
@@ -24,7 +25,7 @@ use forebay_store::{
 };
 use tracing::instrument;
 
-use crate::{Buffer, error::BufferError, ingest};
+use crate::{Buffer, error::BufferError, ingest, waiting::replicas};
 
 /// Rollouts that one transaction of the sweep drops.
 const DROPPED_AT_ONCE: usize = 1_000;
@@ -127,6 +128,8 @@ async fn drop_of_group(buffer: &Buffer, group: GroupPk) -> Result<usize, StoreEr
     let drop = DropUnscored { group, now: buffer.clock.now(), limit: DROPPED_AT_ONCE };
     let Some(DroppedUnscored { policy, dropped, decided }) = buffer.store.write(drop).await? else { return Ok(0) };
     buffer.metrics.dropped_many(policy.as_str(), reasons::UNSCORED, dropped as u64);
+    // Work of a group may be open again, for rollouts that came while it was leased.
+    replicas::wake(buffer, Awaited::Work, &policy);
     if let Some(group) = decided {
         ingest::report_decided(buffer, &policy, group.fill.state, group.reason.as_deref(), &group.failed_filters);
     }

@@ -391,7 +391,7 @@ pub enum ScoreWorkPer {
     #[default]
     Rollout,
     /// All rollouts of a group, as soon as it is full. One that does not get full is leased when its own timeout is over, or
-    /// half of the time to score its first rollout.
+    /// when half of the time to score its first rollout is over, whichever is earlier.
     Group,
 }
 

@@ -258,7 +258,7 @@ pub struct ScoreItemRollout {
     /// The segments, if they were asked for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub segments: Option<Vec<Segment>>,
-    /// Why what was asked for is not here; absent if it is.
+    /// Why something is not here that was asked for, or that others have; absent if nothing is missing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub omitted: Option<ScoreOmitted>,
 }
@@ -278,7 +278,8 @@ pub struct SegmentText {
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
 pub enum ScoreOmitted {
-    /// The answer would be too long with it. `GET /trajectories/content` has it in parts.
+    /// The answer would be too long with its contents, or with its reward components. `GET /trajectories/content` has them in
+    /// parts.
     Size,
     /// The stored data is damaged.
     Damaged,

@@ -174,8 +174,9 @@ fn on_wire(
     let mut rollout = |rollout: WorkRollout| {
         let found = contents.remove(&rollout.row.rollout_pk);
         let omitted = match &found {
-            None if has_contents || rollout.is_cut => Some(ScoreOmitted::Size),
             Some(None) => Some(ScoreOmitted::Damaged),
+            _ if rollout.is_cut => Some(ScoreOmitted::Size),
+            None if has_contents => Some(ScoreOmitted::Size),
             None | Some(Some(_)) => None,
         };
         let contents = found.flatten().unwrap_or_default();

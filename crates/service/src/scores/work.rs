@@ -1,7 +1,7 @@
 //! Work for scorers: leases of scores that rollouts lack, and the contents of the rollouts.
 //!
-//! A request is woken when work of its names may be there. Work that comes at a time, such as a group that did not get
-//! full, is found by polling.
+//! A request is woken when work of its names may be there. For work that opens at a time, such as a group that did not get
+//! full, it wakes itself.
 
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
@@ -106,9 +106,11 @@ impl Buffer {
                     let granted = leased.items.len() as u64;
                     self.metrics.score_work(request.policy.as_str(), WorkEvent::Granted.as_str(), granted);
                 }
-                // One event may have made several items. Those of other names may have been locked by this claim when others
-                // looked.
+                // One event may have made several items.
                 self.wakers.wake(Awaited::Work, &request.policy);
+                if leased.left {
+                    replicas::wake(self, Awaited::Work, &request.policy);
+                }
                 return Ok(leased);
             }
             if time_is_up {
@@ -117,7 +119,10 @@ impl Buffer {
             if place.is_none() {
                 place = Some((self.work_waiters.enter(request.caller.as_ref())?, self.metrics.waiting()));
             }
-            time_is_up = line.wait(deadline).await == Woken::DeadlinePassed;
+            let opens = leased.next.map(|next| next.micros_since(self.clock.now()).max(0));
+            let opens = opens.map(|micros| Instant::now() + Duration::from_micros(micros.unsigned_abs()));
+            let until = opens.map_or(deadline, |opens| opens.min(deadline));
+            time_is_up = line.wait(until).await == Woken::DeadlinePassed && until == deadline;
         }
     }
 

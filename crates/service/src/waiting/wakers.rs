@@ -227,6 +227,8 @@ impl Wakers {
     pub(crate) fn watch_work<'w>(&'w self, policy: &'w PolicyName, names: &'w Vec<String>) -> WorkWatch<'w> {
         let watch = self.watch(policy);
         let mut work = watch.work.lock().unwrap_or_else(PoisonError::into_inner);
+        // Two watches that are dropped at once may both leave their line behind.
+        work.retain(|_, line| Arc::strong_count(line) > 1);
         let line = Arc::clone(work.entry(names.clone()).or_default());
         drop(work);
         WorkWatch { watch, names, line }

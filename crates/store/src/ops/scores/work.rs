@@ -425,8 +425,10 @@ impl Op for LeaseWork {
             None => Vec::new(),
         };
         let held = !candidates.is_empty();
+        let (mut left, mut next) = (false, None);
         if !held {
-            candidates = open(self, tx, &policy).await?;
+            (candidates, left) = open(self, tx, &policy).await?;
+            next = if candidates.is_empty() { opens_next(self, tx, policy.policy_pk).await? } else { None };
         }
         let expires_at = self.now.plus_seconds(self.ttl_s.unwrap_or(policy.rules.lease.ttl_s));
         let (mut items, mut bytes, mut row_bytes): (Vec<WorkItem>, u64, u64) = (Vec::new(), 0, 0);
@@ -435,6 +437,7 @@ impl Op for LeaseWork {
             bytes += pages::bytes_of(&rollouts);
             row_bytes += rollouts.iter().map(WorkRollout::row_bytes).sum::<u64>();
             if !held && !items.is_empty() && (row_bytes > ROW_BYTES_MAX || bytes > self.bytes_max) {
+                left = true;
                 break;
             }
             let seen = rollouts.last().map(|rollout| rollout.row.rollout_pk);
@@ -453,7 +456,7 @@ impl Op for LeaseWork {
                 rollouts,
             });
         }
-        Ok(Ok(LeasedWork { items, held }))
+        Ok(Ok(LeasedWork { items, held, left, next }))
     }
 }
 
@@ -527,8 +530,28 @@ async fn held_by(
     Ok(held.into_iter().filter(|candidate| lease.names.contains(&candidate.name)).collect())
 }
 
-/// The oldest open work. Each name is looked up on its own, because its part of the index is in order.
-async fn open(lease: &LeaseWork, tx: &mut Tx<'_>, policy: &Policy) -> Result<Vec<Candidate>, StoreError> {
+/// When the next work opens that has a time for that.
+async fn opens_next(lease: &LeaseWork, tx: &mut Tx<'_>, policy: PolicyPk) -> Result<Option<Timestamp>, StoreError> {
+    const SELECT_OPENS_NEXT: Statement = Statement::new(
+        "-- select_opens_next
+        SELECT since_us
+        FROM score_work
+        WHERE policy_pk = $1 AND name = $2 AND state = 'open' AND since_us > $3
+        ORDER BY since_us
+        LIMIT 1",
+    );
+    let mut next: Option<Timestamp> = None;
+    for name in &lease.names {
+        if let Some(mut row) = tx.fetch_optional(SELECT_OPENS_NEXT, args![policy, &**name, lease.now]).await? {
+            let since = row.get("since_us")?;
+            next = Some(next.map_or(since, |next| next.min(since)));
+        }
+    }
+    Ok(next)
+}
+
+/// The oldest open work, and whether more was locked than this. Each name is looked up on its own, because its part of the index is in order.
+async fn open(lease: &LeaseWork, tx: &mut Tx<'_>, policy: &Policy) -> Result<(Vec<Candidate>, bool), StoreError> {
     const LOCK_OPEN_WORK: Statement = Statement {
         sqlite: "-- lock_open_work
             SELECT w.work_pk, w.since_us, w.group_pk, g.group_id, w.rollout_pk, w.name, w.attempts, w.attempts_max,
@@ -557,8 +580,9 @@ async fn open(lease: &LeaseWork, tx: &mut Tx<'_>, policy: &Policy) -> Result<Vec
         }
     }
     found.sort_unstable_by_key(|candidate| (candidate.since, candidate.work_pk));
+    let left = found.len() > lease.max as usize;
     found.truncate(lease.max as usize);
-    Ok(found)
+    Ok((found, left))
 }
 
 #[async_trait]
