@@ -132,8 +132,8 @@ class Item(Leased):
     def score(self, value: Scores, rationale: Rationales | None = None) -> ScoreReceipt | list[ScoreReceipt]:
         """Gives the score, which settles the item. The rationale says why, in at most 16 KiB.
 
-        For a group both are mappings by `rollout_id`, and the scores are stored in one commit for each 256. Every rollout with the
-        item's name in `scoring` needs one; those of the others are left out.
+        For a group both are mappings by `rollout_id`, and the scores are stored in one commit for each 256. Every
+        rollout with the item's name in `scoring` needs one; those of the others are left out.
 
         `errors.LeaseLost` means that the item is no longer this scorer's, and `errors.NotFound` that its rollout is
         gone because the policy was reset. Nothing was stored; go on with the next item.
