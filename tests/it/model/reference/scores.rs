@@ -40,7 +40,6 @@ impl Reference {
             }
         }
         *self = after;
-        // Failures count when it is certain which work is left.
         let scored = |(number, duplicate, applied): &(usize, bool, bool)| {
             (*applied, self.receipt(&self.rollouts[number], *duplicate))
         };
