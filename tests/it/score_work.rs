@@ -1,5 +1,7 @@
 //! Work for scorers: leases of scores that rollouts lack.
 
+use std::time::Duration;
+
 use forebay_domain::ids::{LeaseToken, PolicyName};
 use forebay_wire::Role;
 use serde_json::{Value, json};
@@ -33,6 +35,12 @@ async fn one(app: &TestApp, fields: Value) -> Value {
     let mut items = ask(app, fields).await;
     assert_eq!(items.len(), 1, "{items:?}");
     items.remove(0)
+}
+
+/// What a scorer that waits for a minute gets because of an event, long before it would look a last time.
+async fn woken<T>(waits: impl Future<Output = T>, happens: impl Future<Output = ()>) -> (T, ()) {
+    let both = async { tokio::join!(waits, happens) };
+    tokio::time::timeout(Duration::from_secs(30), both).await.expect("it is woken long before")
 }
 
 /// The score of the first rollout of an item.
@@ -189,7 +197,7 @@ on_both_stores! {
             eventually("a waiter", || async { app.metrics().await.contains("forebay_waiters 1\n") }).await;
             app.accept(with(member("g", 1, 0.0), json!({"reward_components": {"judge": 0.0}}))).await;
         };
-        let (item, ()) = tokio::join!(waits, fills);
+        let (item, ()) = woken(waits, fills).await;
         assert_eq!(item["rollouts"].as_array().map(Vec::len), Some(2));
     }
 
@@ -205,7 +213,7 @@ on_both_stores! {
             eventually("a waiter", || async { app.metrics().await.contains("forebay_waiters 1\n") }).await;
             app.clock.advance_s(1.0);
         };
-        let (item, ()) = tokio::join!(waits, passes);
+        let (item, ()) = woken(waits, passes).await;
         assert_eq!(item["rollouts"].as_array().map(Vec::len), Some(1));
     }
 
@@ -277,7 +285,7 @@ on_both_stores! {
             eventually("a waiter", || async { app.metrics().await.contains("forebay_waiters 1\n") }).await;
             app.accept(json!([member("g", 0, 1.0), member("h", 0, 1.0)])).await;
         };
-        let (items, ()) = tokio::join!(waits, posts);
+        let (items, ()) = woken(waits, posts).await;
         assert_eq!(ids(&items), ["g-0", "h-0"]);
         app.accept(member("i", 0, 1.0)).await;
         app.clock.advance_s(30.0);
@@ -306,7 +314,7 @@ on_both_stores! {
                     app.pass_s(60.0).await;
                 }
             };
-            let (mut items, ()) = tokio::join!(waits, ends);
+            let (mut items, ()) = woken(waits, ends).await;
             held = items.remove(0);
         }
         assert_eq!(held["attempt"], 3);
@@ -343,7 +351,7 @@ on_both_stores! {
             let leases = vec![LeaseToken::presented(text(&item["lease"]))];
             app.buffer.release_work(&policy, leases).await.expect("the store writes");
         };
-        let (items, ()) = tokio::join!(waits, releases);
+        let (items, ()) = woken(waits, releases).await;
         assert_eq!((items.len(), &items[0]["attempt"]), (1, &json!(1)));
         app.post("/scores", scored(&item, 1.0)).await.refused(409, "lease-lost");
     }
