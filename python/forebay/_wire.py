@@ -1746,6 +1746,8 @@ class ScoreInfo:
 
     name: str
     """Name of the score."""
+    turn: int | None = None
+    """The number of the turn that it is the reward of; absent if it is about the whole rollout."""
     scorer: str | None = None
     """Who gave it; null for the producer of the rollout."""
     value: float
@@ -1909,6 +1911,8 @@ class ScoreReceipt:
     """Id of the rollout."""
     name: str
     """Name of the score."""
+    turn: int | None = None
+    """The number of the turn that it is the reward of; absent if it is about the whole rollout."""
     scorer: str
     """Who gave it."""
     duplicate: bool
@@ -1968,6 +1972,9 @@ class ScoreRequest:
     """Id of the rollout, in the current run of its policy."""
     name: str
     """Name of the score. `reward` is the reward, unless the rules compute another one."""
+    turn: int | str | None = None
+    """The turn that the score is the reward of, for policies whose rule `advantage` compares turns: its number, counted
+    from 0 over all segments, or the id of its call. It takes the place of the reward that came with the turn."""
     value: float | None = None
     """The score. It must be finite; the sign of a zero is not kept. Needed unless there is `failed`."""
     failed: str | None = None

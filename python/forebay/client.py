@@ -471,6 +471,7 @@ class Client(AgentMethods):
         value: float,
         *,
         policy: str | None = None,
+        turn: int | str | None = None,
         scorer: str | None = None,
         rationale: str | None = None,
         replace: bool = False,
@@ -481,11 +482,15 @@ class Client(AgentMethods):
         The same score again changes nothing. Another value by the same scorer raises `ScoreConflict`, unless `replace`
         is true. A score that comes after the decision about the rollout is stored, and changes nothing (`applied`).
         With a `lease` of `lease_scores` the score settles that work; if the lease has ended, `LeaseLost` is raised.
+
+        With a `turn`, which is its number from 0 or the id of its call, the score named `reward` is that of the turn, for
+        policies that compare turns.
         """
         request = ScoreRequest(
             policy=policy,
             rollout_id=rollout_id,
             name=name,
+            turn=turn,
             value=value,
             scorer=scorer,
             rationale=rationale,

@@ -299,6 +299,120 @@ on_both_stores! {
         }
     }
 
+    async fn turns_are_rewarded_later(app: TestApp) {
+        let rules = json!({
+            "group": {"size": 2}, "batch": {"groups": 1}, "advantage": {"kind": "turn_return", "gamma": 0.9},
+            "scores": {"required": ["reward"]},
+        });
+        // What came with a turn gives way. Several scorers are their mean, in whatever order they come.
+        let rewards = [("g-0", 0, "a", 0.25), ("g-1", 2, "b", 0.75), ("g-0", 0, "b", 0.75), ("g-1", 2, "a", -0.25)];
+        for (policy, last_in_one) in [("apart", false), ("together", true)] {
+            app.rules(policy, rules.clone()).await;
+            let [mut first, mut second] = worked_returns(policy);
+            first["segments"][0]["turns"][0]["reward"] = json!(9.0);
+            (first["reward"], second["reward"]) = (Value::Null, Value::Null);
+            let posted = app.accept(json!([first, second])).await;
+            assert_eq!(posted[0]["scoring"], json!(["reward"]));
+            let of = |(rollout, turn, scorer, value): (&str, i32, &str, f64)| {
+                json!({"policy": policy, "rollout_id": rollout, "name": "reward", "turn": turn, "value": value, "scorer": scorer})
+            };
+            let outcomes = [("g-0", 1.0), ("g-1", 0.0)].map(|(rollout, value)| {
+                json!({"policy": policy, "rollout_id": rollout, "name": "reward", "value": value, "scorer": "a"})
+            });
+            let scores: Vec<Value> = rewards.into_iter().map(of).chain(outcomes).collect();
+            if last_in_one {
+                app.post("/scores", scores.clone().into()).await.expect(201);
+            } else {
+                for score in &scores {
+                    let receipt = app.post("/scores", score.clone()).await.expect(201);
+                    assert_eq!((&receipt["turn"], &receipt["applied"]), (&score["turn"], &json!(true)));
+                }
+            }
+            worked_returns_hold(&rows(app, policy).await);
+            // As a retry, and as what comes too late.
+            let again = app.post("/scores", scores[0].clone()).await.expect(200);
+            assert_eq!((&again["duplicate"], &again["applied"]), (&json!(true), &json!(true)));
+            let late = app.post("/scores", with(scores[0].clone(), json!({"value": 0.5}))).await.expect(201);
+            assert_eq!(late["applied"], false);
+            let list = app.get(&format!("/scores?policy={policy}&rollout_id=g-0")).await.expect(200);
+            let of_turns: Vec<_> = list["scores"].as_array().expect("a list").iter().filter(|score| score["turn"] == 0).collect();
+            let told = |score: &&Value| (score["scorer"].clone(), score["value"].clone(), score["applied"].clone());
+            let expected = [("a", 0.5, false), ("a", 0.25, true), ("b", 0.75, true)];
+            let expected = expected.map(|(scorer, value, applied)| (json!(scorer), json!(value), json!(applied)));
+            assert_eq!(of_turns.iter().map(told).collect::<Vec<_>>(), expected);
+            let why = app.get(&format!("/why?policy={policy}&id=g-0")).await.expect(200).to_string();
+            assert!(why.contains("the score reward 0.25 for turn 0"), "{why}");
+        }
+    }
+
+    async fn turns_are_named_by_their_calls(app: TestApp) {
+        app.rules("default", json!({
+            "group": {"size": 1}, "batch": {"groups": 1}, "advantage": {"kind": "turn_return", "outcome": false},
+            "scores": {"required": ["reward"]},
+        })).await;
+        let call = |id: &str, prompt: &[i32], token: i32| json!({"id": id, "prompt_tokens": prompt, "tokens": [token]});
+        // The second call continues the first one, and the third is a branch of its own. The last has no id.
+        let calls = json!([call("a-1", &[1], 2), call("b", &[1, 2, 3], 4), call("c", &[9], 5), {"prompt_tokens": [8], "tokens": [6]}]);
+        app.accept(with(member("g", 0, 0.0), json!({"reward": null, "segments": null, "turns": calls}))).await;
+        let of = |turn: Value| json!({"rollout_id": "g-0", "name": "reward", "turn": turn, "value": 1.0});
+        for (call, number) in [("a-1", 0), ("b", 1), ("c", 2)] {
+            assert_eq!(app.post("/scores", of(json!(call))).await.expect(201)["turn"], number);
+            assert_eq!(app.post("/scores", of(json!(number))).await.expect(200)["duplicate"], true);
+        }
+        for unknown in [json!("1"), json!("d"), json!(4), json!(-1), json!(4_096), json!("")] {
+            assert_eq!(app.post("/scores", of(unknown.clone())).await.pointers(422), ["/turn"], "{unknown}");
+        }
+        assert_eq!(app.post("/scores", of(json!(1.5))).await.pointers(422), ["/turn"]);
+        assert_eq!(app.post("/scores", with(of(json!(3)), json!({"name": "judge"}))).await.pointers(422), ["/name"]);
+        assert_eq!(app.post("/scores", with(of(json!(3)), json!({"lease": "x"}))).await.pointers(422), ["/lease"]);
+        assert_eq!(app.post("/scores", with(of(json!(3)), json!({"value": 2.0}))).await.expect(201)["turn"], 3);
+        app.post("/scores", with(of(json!(3)), json!({"value": 3.0}))).await.refused(409, "score-conflict");
+        app.post("/scores", with(of(json!(3)), json!({"value": 3.0, "replace": true}))).await.expect(201);
+        // A rollout whose rules compare no turns has none that could be rewarded.
+        app.rules("plain", json!({"group": {"size": 1}})).await;
+        app.accept(with(member("g", 1, 0.0), json!({"policy": "plain"}))).await;
+        let plain = with(of(json!(0)), json!({"policy": "plain", "rollout_id": "g-1"}));
+        assert_eq!(app.post("/scores", plain).await.pointers(422), ["/turn"]);
+    }
+
+    async fn rewards_of_turns_that_are_lost_are_found(app: TestApp) {
+        app.rules("default", json!({
+            "group": {"size": 1}, "batch": {"groups": 1}, "advantage": {"kind": "turn_return"},
+            "scores": {"required": ["reward"]},
+        })).await;
+        app.accept(with(member("g", 0, 0.0), json!({"reward": null}))).await;
+        let turn = json!({"rollout_id": "g-0", "name": "reward", "value": 1.0, "turn": 0});
+        app.post("/scores", json!([turn, {"rollout_id": "g-0", "name": "reward", "value": 1.0}])).await.expect(201);
+        let batch = app.lease().await;
+        assert_eq!(app.damage("UPDATE turn_score SET value = 0.5").await, 1);
+        app.get(text(&batch["samples_url"])).await.refused(500, "damaged");
+        assert_eq!(app.story("g-0").await["state"], "quarantined");
+    }
+
+    async fn rewards_of_turns_go_with_their_rollout(app: TestApp) {
+        app.rules("default", json!({
+            "group": {"size": 1}, "advantage": {"kind": "turn_return"}, "scores": {"required": ["reward"], "timeout_s": 5},
+            "retention": {"dropped_s": 0, "tombstone_s": 10},
+        })).await;
+        let withdrawn = async |rollout: &str| {
+            let list = app.get(&format!("/scores?rollout_id={rollout}")).await.expect(200);
+            assert_eq!((&list["scores"][0]["turn"], &list["scores"][0]["applied"]), (&json!(0), &json!(false)));
+        };
+        for group in ["unscored", "discarded"] {
+            app.accept(with(member(group, 0, 0.0), json!({"reward": null}))).await;
+            let score = json!({"rollout_id": format!("{group}-0"), "name": "reward", "value": 1.0, "turn": 0});
+            app.post("/scores", score).await.expect(201);
+        }
+        app.post("/groups/discard", json!({"group_id": "discarded", "reason": "test"})).await.expect(200);
+        withdrawn("discarded-0").await;
+        app.pass_s(6.0).await;
+        withdrawn("unscored-0").await;
+        app.post("/groups/discard", json!({"group_id": "unscored", "reason": "test"})).await.expect(200);
+        app.pass_s(11.0).await;
+        app.pass_s(11.0).await;
+        assert_eq!(app.read_value("SELECT CAST(COUNT(*) AS BIGINT) FROM turn_score".to_owned()).await, 0);
+    }
+
     async fn shards_have_the_advantages_of_their_rows(app: TestApp) {
         rules(app, "default", 2, json!({"kind": "turn_return", "gamma": 0.9})).await;
         app.accept(worked_returns("default").to_vec().into()).await;

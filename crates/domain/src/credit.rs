@@ -10,7 +10,10 @@ use bytes::{Buf as _, BufMut as _};
 use forebay_wire::{Gigpo, Norm, Segment, TurnReturn, TurnSpan};
 use memchr::memchr;
 
-use crate::advantage::{centred, fit, standardized};
+use crate::{
+    advantage::{centred, fit, standardized},
+    scores::Score,
+};
 
 /// The most turns of a rollout whose turns are compared.
 pub const TURNS_MAX: usize = 4_096;
@@ -19,7 +22,7 @@ pub const TURNS_MAX: usize = 4_096;
 const GROUP_TURNS_MAX: usize = 1 << 20;
 
 /// Bytes of a turn in the row of its rollout.
-const TURN_BYTES: usize = 16;
+pub const TURN_BYTES: usize = 16;
 
 /// What the comparison of turns knows of one.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -106,6 +109,23 @@ pub fn pack(turns: &[Turn]) -> Vec<u8> {
         packed.put_u64_le(turn.state);
     }
     packed
+}
+
+/// Puts rewards into turns that were given to them: the mean of what several scorers gave.
+pub fn reward(turns: &mut [Turn], given: &[Score]) {
+    let mut counts: HashMap<u32, f64> = HashMap::new();
+    for score in given.iter().filter(|score| score.applied) {
+        let Some(place) = score.turn else { continue };
+        let Some(turn) = turns.get_mut(place as usize) else { continue };
+        let before = counts.entry(place).or_default();
+        // Each value is divided before it is added, because a sum of finite values may be infinite.
+        turn.reward = if *before == 0.0 {
+            score.value
+        } else {
+            turn.reward * (*before / (*before + 1.0)) + score.value / (*before + 1.0)
+        };
+        *before += 1.0;
+    }
 }
 
 /// Reads what [`pack`] wrote; none if it is damaged.

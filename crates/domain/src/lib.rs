@@ -52,6 +52,7 @@ pub mod finalize;
 
 pub mod advantage;
 pub mod credit;
+pub mod turn_calls;
 
 pub mod batch;
 

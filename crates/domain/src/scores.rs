@@ -20,6 +20,8 @@ pub const PRODUCER: &str = "";
 #[derive(Clone, Debug, PartialEq)]
 pub struct Score {
     pub name: String,
+    /// The turn that it is the reward of, counted from 0 over all segments; none if it is about the whole rollout.
+    pub turn: Option<u32>,
     /// [`PRODUCER`] for the producer.
     pub scorer: String,
     pub value: f64,
@@ -72,7 +74,8 @@ pub fn components(
 }
 
 /// All scores of a rollout: what its producer sent, and what was given, ordered by name and scorer. If several scorers gave
-/// a score, it is the mean of their values. What was given by the producer stands for what it sent.
+/// a score, it is the mean of their values. What was given by the producer stands for what it sent. Rewards of turns are not
+/// among them.
 #[must_use]
 pub fn all<'a>(
     reward_components: &BTreeMap<String, f64>,
@@ -84,7 +87,7 @@ pub fn all<'a>(
     scores.remove(REWARD);
     scores.extend(reward.map(|reward| (REWARD.to_owned(), reward)));
     let mut counts: BTreeMap<&str, f64> = BTreeMap::new();
-    for score in given {
+    for score in given.into_iter().filter(|score| score.turn.is_none()) {
         let Some(mean) = scores.get_mut(&score.name).filter(|_| score.scorer != PRODUCER) else {
             scores.insert(score.name.clone(), score.value);
             continue;
@@ -149,6 +152,7 @@ mod tests {
         let posted = map(&[("tests", 1.0), ("reward", 7.0)]);
         let given = |name: &str, scorer: &str, value| Score {
             name: name.to_owned(),
+            turn: None,
             scorer: scorer.to_owned(),
             value,
             rationale: None,

@@ -8,10 +8,11 @@ use std::{
     sync::Arc,
 };
 
-use forebay_wire::{Status, Violation};
+use forebay_wire::{ScoreTurn, Status, Violation};
 
 use crate::{
     clock::Timestamp,
+    credit::TURNS_MAX,
     evaluation::{self, FilterVerdict},
     ids::{LeaseToken, PolicyName, RolloutId, RolloutPk, Version, check_name},
     ingest::decide::{self, GroupFill},
@@ -29,6 +30,9 @@ pub const SCORES_MAX: usize = 64;
 /// The most scores of one request.
 pub const POST_MAX: usize = 256;
 
+/// The most rewards of turns of a rollout by others than its producer, those after its decision included.
+pub const TURN_SCORES_MAX: usize = TURNS_MAX;
+
 /// The longest rationale.
 pub const RATIONALE_BYTES_MAX: usize = 16 << 10;
 
@@ -44,6 +48,8 @@ pub struct NewScore {
     pub policy: PolicyName,
     pub rollout_id: RolloutId,
     pub name: String,
+    /// The turn that it is about; none if it is about the whole rollout.
+    pub turn: Option<NamedTurn>,
     /// None for the scorer that holds the lease.
     pub scorer: Option<String>,
     pub given: Given,
@@ -52,6 +58,15 @@ pub struct NewScore {
     pub rationale: Option<String>,
     /// Whether it may take the place of another value by the same scorer.
     pub replace: bool,
+}
+
+/// A turn as a scorer names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NamedTurn {
+    /// By its number, counted from 0 over all segments.
+    Number(u32),
+    /// By the id of its call.
+    Call(String),
 }
 
 /// What a scorer has to say.
@@ -112,6 +127,25 @@ impl NewScore {
                 None
             }
         };
+        let turn = sent.turn.map(|turn| match turn {
+            ScoreTurn::Number(number) => {
+                let is_number = (0..TURNS_MAX as i64).contains(&number);
+                require(is_number, "turn", format!("must be 0 to {}", TURNS_MAX - 1));
+                NamedTurn::Number(u32::try_from(number).unwrap_or_default())
+            }
+            ScoreTurn::Call(call) => {
+                if let Err(detail) = check_name(&call) {
+                    require(false, "turn", detail);
+                }
+                NamedTurn::Call(call)
+            }
+        });
+        if turn.is_some() {
+            let detail = format!("must be `{REWARD}` beside `turn`: it is all that a turn can be given");
+            require(sent.name == REWARD, "name", detail);
+            let detail = "must not stand beside `turn`: the score of the rollout settles the work";
+            require(sent.lease.is_none(), "lease", detail.to_owned());
+        }
         let bytes = sent.rationale.as_ref().map_or(0, String::len);
         let detail = format!("must be at most {RATIONALE_BYTES_MAX} bytes, is {bytes}");
         require(bytes <= RATIONALE_BYTES_MAX, "rationale", detail);
@@ -123,6 +157,7 @@ impl NewScore {
                 policy,
                 rollout_id,
                 name: sent.name,
+                turn,
                 scorer,
                 given,
                 lease: sent.lease.as_deref().map(LeaseToken::presented),
@@ -167,6 +202,7 @@ pub struct Scored {
     pub policy: PolicyName,
     pub rollout_id: RolloutId,
     pub name: String,
+    pub turn: Option<u32>,
     pub scorer: String,
     /// Whether the same score was stored before.
     pub duplicate: bool,
@@ -312,13 +348,14 @@ impl Complete {
 /// given.
 pub fn check(
     new: &NewScore,
+    turn: Option<u32>,
     scorer: &str,
     index: usize,
     sent: &BTreeMap<String, f64>,
     stored: &[Score],
     is_decided: bool,
 ) -> Result<(), Refusal> {
-    let own = |score: &&Score| (&*score.name, &*score.scorer) == (&*new.name, scorer);
+    let own = |score: &&Score| (&*score.name, score.turn, &*score.scorer) == (&*new.name, turn, scorer);
     let mut others = stored.iter().filter(own);
     if !is_decided
         && !new.replace
@@ -333,7 +370,15 @@ pub fn check(
         });
     }
     let is_new = !stored.iter().any(|score| own(&score) && (score.applied != is_decided));
-    let by_others = stored.iter().filter(|score| score.scorer != PRODUCER).count();
+    let is_like = |score: &&Score| score.turn.is_some() == turn.is_some() && score.scorer != PRODUCER;
+    let by_others = stored.iter().filter(is_like).count();
+    if turn.is_some() {
+        if is_new && by_others >= TURN_SCORES_MAX {
+            let detail = format!("the turns of the rollout have {TURN_SCORES_MAX} scores already, which is the most");
+            return Err(Refusal::invalid(format!("/{index}/turn"), detail));
+        }
+        return Ok(());
+    }
     if is_new && by_others >= SCORES_MAX {
         let detail = format!("the rollout has {SCORES_MAX} scores already, which is the most");
         return Err(Refusal::invalid(format!("/{index}/name"), detail));

@@ -21,6 +21,7 @@ use crate::{
     ids::{AdmissionId, ExecutionId, GroupId, InvalidId, PolicyName, RolloutId, Version},
     staleness::{TrainedSpan, TrainedVersions},
     surrogates::LoneSurrogates,
+    turn_calls::TurnCalls,
     warnings::{Warning, delivered_dropped, version_warning, warnings},
 };
 
@@ -113,6 +114,8 @@ pub struct Facts {
     pub sampled_nothing: bool,
     /// Its turns in order; one more than a rollout may have where there are too many.
     pub turns: Arc<[Turn]>,
+    /// The calls that these are, if it was made of turns or calls with ids.
+    pub turn_calls: Option<Arc<TurnCalls>>,
     /// Trained tokens by segment and version. The version is none for tokens that no span describes.
     spans: Vec<UnresolvedSpan>,
 }
@@ -251,8 +254,14 @@ impl Trajectory {
         let rollout_id = named_rollout.unwrap_or_else(RolloutId::mint);
         let content = digest(&sent, &policy, &rollout_id, messages, metadata);
         let sampled_nothing = !sent.turns.is_empty() && sent.turns.iter().all(|turn| turn.tokens.is_empty());
-        let checked = |sent: wire::Trajectory, retries, assembly: Option<wire::Assembly>, others| {
+        let checked = |sent: wire::Trajectory, retries, form: Option<turns::AssembledForm>, others| {
+            let (segments, assembly, calls) = match form {
+                Some(form) => (form.segments, Some(form.counts), form.calls),
+                None => (sent.segments, None, None),
+            };
+            let sent = wire::Trajectory { segments, ..sent };
             let mut facts = facts(&sent, sampled_nothing);
+            facts.turn_calls = calls.map(Arc::new);
             facts.warnings.extend(replaced.clone());
             facts
                 .warnings
@@ -280,12 +289,9 @@ impl Trajectory {
             return Ok(Err(found.0));
         };
         sent.turns = Vec::new();
-        let of_rule = |(retries, segments, counts)| {
-            (retries, checked(wire::Trajectory { segments, ..sent.clone() }, retries, Some(counts), Vec::new()))
-        };
+        let of_rule = |(retries, form)| (retries, checked(sent.clone(), retries, Some(form), Vec::new()));
         let others = assembled.others.into_iter().map(of_rule).collect();
-        let sent = wire::Trajectory { segments: assembled.segments, ..sent };
-        Ok(Ok(checked(sent, Retries::default(), Some(assembled.counts), others)))
+        Ok(Ok(checked(sent, Retries::default(), Some(assembled.form), others)))
     }
 }
 
@@ -423,6 +429,7 @@ fn facts(sent: &wire::Trajectory, sampled_nothing: bool) -> Facts {
         versions,
         sampled_nothing,
         turns: credit::of_segments(&sent.segments),
+        turn_calls: None,
         spans: trained_spans(&sent.segments),
     }
 }

@@ -69,7 +69,7 @@ pub use rules::{
 pub use score::{
     ScoreExtendRequest, ScoreExtended, ScoreInclude, ScoreInfo, ScoreItem, ScoreItemRollout, ScoreLeaseRequest,
     ScoreLeases, ScoreLine, ScoreList, ScoreOmitted, ScoreReceipt, ScoreRequest, ScoreRetried, ScoreRetryRequest,
-    SegmentText,
+    ScoreTurn, SegmentText,
 };
 pub use session::{
     AbortRequest, BaseUrls, FinishRequest, SessionAssembly, SessionBreak, SessionDropped, SessionEnded, SessionFinish,

@@ -1,8 +1,8 @@
 //! Scores: named numbers about rollouts, and the work of those who give them.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fmt};
 
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, de::Visitor};
 use serde_json::value::RawValue;
 
 use super::{Problem, ReceiptGroup, ScoreWorkPer, Segment, Status, Verdict};
@@ -22,6 +22,10 @@ pub struct ScoreRequest {
     /// Name of the score. `reward` is the reward, unless the rules compute another one.
     #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 256))]
     pub name: String,
+    /// The turn that the score is the reward of, for policies whose rule `advantage` compares turns: its number, counted from
+    /// 0 over all segments, or the id of its call. It takes the place of the reward that came with the turn.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub turn: Option<ScoreTurn>,
     /// The score. It must be finite; the sign of a zero is not kept. Needed unless there is `failed`.
     #[serde(
         default,
@@ -54,6 +58,44 @@ pub struct ScoreRequest {
     pub replace: bool,
 }
 
+/// A turn of a rollout: its number, or the id of its call.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(untagged)]
+pub enum ScoreTurn {
+    /// Counted from 0 over all segments.
+    Number(i64),
+    /// The id of an answer as the agent received it, or of a turn that was posted.
+    Call(String),
+}
+
+/// By hand, because derived code says of anything else that it matches no variant.
+impl<'de> Deserialize<'de> for ScoreTurn {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Turn;
+        impl Visitor<'_> for Turn {
+            type Value = ScoreTurn;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str("the number of a turn or the id of its call")
+            }
+
+            fn visit_i64<E>(self, number: i64) -> Result<ScoreTurn, E> {
+                Ok(ScoreTurn::Number(number))
+            }
+
+            fn visit_u64<E>(self, number: u64) -> Result<ScoreTurn, E> {
+                Ok(ScoreTurn::Number(i64::try_from(number).unwrap_or(i64::MAX)))
+            }
+
+            fn visit_str<E>(self, call: &str) -> Result<ScoreTurn, E> {
+                Ok(ScoreTurn::Call(call.to_owned()))
+            }
+        }
+        deserializer.deserialize_any(Turn)
+    }
+}
+
 /// The answer to a score.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -64,6 +106,9 @@ pub struct ScoreReceipt {
     pub rollout_id: String,
     /// Name of the score.
     pub name: String,
+    /// The number of the turn that it is the reward of; absent if it is about the whole rollout.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub turn: Option<u32>,
     /// Who gave it.
     pub scorer: String,
     /// True if the same score was already stored and this post changed nothing.
@@ -123,6 +168,9 @@ pub struct ScoreList {
 pub struct ScoreInfo {
     /// Name of the score.
     pub name: String,
+    /// The number of the turn that it is the reward of; absent if it is about the whole rollout.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub turn: Option<u32>,
     /// Who gave it; null for the producer of the rollout.
     pub scorer: Option<String>,
     /// The score.

@@ -13,12 +13,13 @@ use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Row as _, SqliteConnect
 use super::Walked;
 
 /// Tables with one row for every rollout, group, batch, session or call that ever arrived, or for every minute or step.
-const GROWING: [&str; 17] = [
+const GROWING: [&str; 18] = [
     "rollout",
     "rollout_group",
     "payload",
     "scoring",
     "score",
+    "turn_score",
     "score_work",
     "batch",
     "batch_group",
@@ -246,6 +247,8 @@ const FILL: &str = "
     SELECT rollout_pk, 1, content_digest, decode('0011223344556677', 'hex') FROM rollout WHERE unpacked_bytes = 8 AND received_us >= $FIRST;
     INSERT INTO score (rollout_pk, name, scorer, applied, value, given_us)
     SELECT rollout_pk, 'judge', 'a', 1, 0.5, received_us FROM rollout WHERE unpacked_bytes = 8 AND received_us >= $FIRST;
+    INSERT INTO turn_score (rollout_pk, turn, scorer, applied, value, given_us)
+    SELECT rollout_pk, 0, 'a', 1, 0.5, received_us FROM rollout WHERE unpacked_bytes = 8 AND received_us >= $FIRST;
     INSERT INTO scoring (rollout_pk, group_pk, policy_pk, missing, since_us, due_us)
     SELECT rollout_pk, group_pk, policy_pk, '[]', received_us, 4000000000000000 + received_us
     FROM rollout

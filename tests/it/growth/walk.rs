@@ -215,11 +215,25 @@ async fn score(url: &str) {
         judged.accept(member("open", 0, 1.0)).await;
         judged.get("/exports?policy=judged").await;
     }
+    turns(url).await;
     work(url).await;
     judge.post("/groups/close", json!({"policy": "scored", "group_id": "closed"})).await;
     judge.post("/groups/discard", json!({"policy": "scored", "group_id": "discarded", "reason": "no"})).await;
     judge.accept(member("reset", 0, 1.0)).await;
     judge.lineage("reset", json!({})).await;
+}
+
+/// Turns that are rewarded later.
+async fn turns(url: &str) {
+    let rules = json!({"group": {"size": 1}, "advantage": {"kind": "turn_return"}, "scores": {"required": ["reward"]}});
+    let judge = Caller::of(url, "turned", rules).await;
+    judge.accept(member("g", 0, 1.0)).await;
+    judge.accept(with(member("h", 0, 1.0), json!({"reward": null}))).await;
+    let score = json!({"policy": "turned", "rollout_id": "h-0", "name": "reward", "value": 1.0});
+    judge.post("/scores", with(score.clone(), json!({"turn": 0}))).await;
+    judge.post("/scores", score).await;
+    judge.get("/scores?policy=turned&rollout_id=h-0").await;
+    judge.get("/trajectories/content?policy=turned&rollout_id=h-0").await;
 }
 
 /// Work for scorers that is settled, fails, expires, is exhausted and retried, and ends unscored.

@@ -311,6 +311,7 @@ impl System {
 
     async fn score(&self, sent: &[Score]) -> Result<Answer, BufferError> {
         let new = |score: &Score| NewScore {
+            turn: None,
             policy: policy_name(score.policy),
             rollout_id: RolloutId::parse(self.names.rollout(score.rollout)).expect("the id is valid"),
             name: SCORES[score.name].to_owned(),

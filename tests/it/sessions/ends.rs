@@ -77,6 +77,42 @@ on_both_stores! {
         }
     }
 
+    async fn calls_are_rewarded_after_the_end_of_their_session(app: TestApp) {
+        app.rules("default", json!({
+            "group": {"size": 2}, "batch": {"groups": 1}, "advantage": {"kind": "turn_return", "gamma": 0.9},
+            "scores": {"required": ["reward"]},
+        })).await;
+        for (rollout, calls) in [("a", 2), ("b", 3)] {
+            let opened = open(app, json!({"rollout_id": rollout, "group_id": "g"})).await;
+            let mut prompt = vec![S, U, A];
+            for number in 0..calls {
+                let call = NewCall { id: Some(format!("{number:032x}")), ..call(&prompt, &[11 + number, E]) };
+                prompt.extend([&call.ids[..], &[T, U, A]].concat());
+                record(app, &opened, call).await;
+            }
+            app.post(&path(&opened, "/finish"), json!({})).await.expect(200);
+        }
+        let of = |rollout: &str, turn: Value, value: f64| {
+            json!({"rollout_id": rollout, "name": "reward", "turn": turn, "value": value})
+        };
+        let unknown = of("a", json!(format!("chatcmpl-{:032x}", 2)), 1.0);
+        assert_eq!(app.post("/scores", unknown).await.pointers(422), ["/turn"]);
+        let scores = json!([
+            of("a", json!(format!("chatcmpl-{:032x}", 0)), 0.5), of("a", Value::Null, 1.0),
+            of("b", json!(format!("msg_{:032x}", 2)), 0.25), of("b", Value::Null, 0.0),
+        ]);
+        app.post("/scores", scores).await.expect(201);
+        let rows = app.samples(&app.lease_with(json!({})).await).await;
+        let expected = [&[1.420_544, 0.696_238_6][..], &[-0.747_845_4, -0.707_103_2, -0.661_834_1]];
+        for (row, expected) in rows.iter().zip(expected) {
+            let all = row["advantages"].as_array().expect("the row has advantages");
+            assert_eq!(all.len(), 5 * expected.len() - 3);
+            for (turn, expected) in all.chunks(5).zip(expected) {
+                assert!((turn[0].as_f64().expect("a number") - expected).abs() < 1e-6, "{turn:?} is not {expected}");
+            }
+        }
+    }
+
     async fn a_finish_rewards_calls_by_their_answers_or_numbers(app: TestApp) {
         app.rules("default", json!({
             "group": {"size": 2}, "batch": {"groups": 1}, "advantage": {"kind": "turn_return", "gamma": 0.9},

@@ -168,6 +168,7 @@ fn receipt(scored: Scored) -> ScoreReceipt {
         policy: scored.policy.to_string(),
         rollout_id: scored.rollout_id.to_string(),
         name: scored.name,
+        turn: scored.turn,
         scorer: scored.scorer,
         duplicate: scored.duplicate,
         applied: scored.applied,
@@ -224,6 +225,7 @@ pub(crate) async fn get(
     let found = found.map_err(|failure| if query.policy.is_none() { failure.unnamed_policy() } else { failure })?;
     let on_wire = |score: Score| ScoreInfo {
         name: score.name,
+        turn: score.turn,
         scorer: Some(score.scorer).filter(|scorer| scorer != PRODUCER),
         value: score.value,
         rationale: score.rationale,

@@ -1,5 +1,7 @@
 //! A rollout that is about to be stored: packed, with what its filters said last.
 
+use std::sync::Arc;
+
 use forebay_wire::{self as wire, Retries};
 
 use crate::{
@@ -7,6 +9,7 @@ use crate::{
     formats::{canonical::ContentDigest, payload::Payload},
     ids::{AdmissionId, ExecutionId, GroupId, PolicyName, RolloutId},
     trajectory::{Facts, Trajectory},
+    turn_calls::TurnCalls,
     warnings::Warning,
 };
 
@@ -59,6 +62,8 @@ pub struct Marks {
     pub delivered_dropped: Option<Warning>,
     /// What happened to calls, also to those that are not recorded.
     pub of_session: Vec<Warning>,
+    /// The calls that its turns are.
+    pub turn_calls: Option<Arc<TurnCalls>>,
 }
 
 impl NewRollout {
@@ -86,6 +91,7 @@ impl NewRollout {
         let facts = &mut self.form.facts;
         facts.versions.spans_assumed |= marks.version_assumed;
         facts.sampled_nothing |= marks.sampled_nothing;
+        facts.turn_calls = marks.turn_calls;
         facts.warnings.extend(marks.delivered_dropped.into_iter().chain(marks.of_session));
     }
 

@@ -24,6 +24,7 @@ use crate::{
         codes,
         columns::little_endian,
     },
+    turn_calls::{self, TurnCalls},
 };
 
 /// The bytes that an assembled token takes, at most: an id, a bit of the mask and a log-probability, as they are
@@ -32,10 +33,16 @@ const TOKEN_BYTES: usize = 24;
 
 /// The segments that turns are assembled into.
 pub(super) struct Assembled {
+    pub(super) form: AssembledForm,
+    /// The form by another rule about retries than the default, where it differs.
+    pub(super) others: Vec<(Retries, AssembledForm)>,
+}
+
+/// What turns become by one rule about retries.
+pub(super) struct AssembledForm {
     pub(super) segments: Vec<Segment>,
     pub(super) counts: wire::Assembly,
-    /// The segments and counts by another rule about retries than the default, where they differ.
-    pub(super) others: Vec<(Retries, Vec<Segment>, wire::Assembly)>,
+    pub(super) calls: Option<TurnCalls>,
 }
 
 /// Checks everything except how the turns follow each other.
@@ -238,11 +245,14 @@ pub(super) fn assemble(
     if beyond + repeated > 0 && !memory(beyond * TOKEN_BYTES + repeated) {
         return Err(NoMemory);
     }
-    let segments = |assembly: &Assembly| assembly.chains.iter().map(|chain| calls.segment(chain)).collect::<Vec<_>>();
+    let form = |assembly: &Assembly| {
+        let segments: Vec<Segment> = assembly.chains.iter().map(|chain| calls.segment(chain)).collect();
+        let of_turns = turn_calls::of_assembly(assembly, &segments, |turn| turns[turn].id.as_deref());
+        AssembledForm { segments, counts: assembly.counts(), calls: of_turns.map(TurnCalls::Posted) }
+    };
     Ok(Some(Assembled {
-        segments: segments(&default),
-        counts: default.counts(),
-        others: others.iter().map(|(retries, other)| (*retries, segments(other), other.counts())).collect(),
+        form: form(&default),
+        others: others.iter().map(|(retries, other)| (*retries, form(other))).collect(),
     }))
 }
 

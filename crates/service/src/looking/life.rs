@@ -298,7 +298,9 @@ fn scored(telling: &mut Telling, score: &Score) {
         Some((_, attempt)) if attempt > 1 => format!(", in attempt {attempt}"),
         _ => String::new(),
     };
-    let text = format!("{} gave it the score {} {}{attempt}{after}", score.scorer, score.name, number(score.value));
+    let turn = score.turn.map(|turn| format!(" for turn {turn}")).unwrap_or_default();
+    let given = number(score.value);
+    let text = format!("{} gave it the score {} {given}{turn}{attempt}{after}", score.scorer, score.name);
     telling.tell("scored", Some(score.given_at), text);
 }
 

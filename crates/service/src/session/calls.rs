@@ -11,6 +11,7 @@ use forebay_domain::{
     refusal::Refusal,
     session::StoredCall,
     trajectory::escape,
+    turn_calls,
 };
 use forebay_store::{error::StoreError, ops::session::calls::FindCalls};
 use tokio::sync::{Semaphore, SemaphorePermit};
@@ -80,10 +81,8 @@ impl SessionCalls {
         let with_id = |call: &'_ StoredCall| Some((call.columns.id.clone()?, call.seq));
         let numbers: HashMap<String, u32> = self.calls.iter().filter_map(with_id).collect();
         let number = |name: &str| {
-            // The prefix of an API ends with `-` or `_`, and the id itself has neither.
-            let id = name.rsplit(['-', '_']).next().unwrap_or(name);
             let by_number = || name.parse().ok().filter(|number| self.call(*number).is_some());
-            numbers.get(id).copied().or_else(by_number)
+            numbers.get(turn_calls::without_prefix(name)).copied().or_else(by_number)
         };
         Ok(SaidOfCalls {
             rewards: by_number("turn_rewards", &finish.turn_rewards, number)?,

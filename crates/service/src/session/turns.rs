@@ -10,6 +10,7 @@ use forebay_domain::{
     refusal::Refusal,
     rules::Rules,
     session::StoredCall,
+    turn_calls::{self, TurnCalls},
     warnings::delivered_dropped,
 };
 use forebay_store::{error::StoreError, ops::session::FindSession};
@@ -121,11 +122,14 @@ impl SessionCalls {
             assembly.chains.iter().filter_map(|chain| chain.calls.last()).map(|&call| of_policy.stored[call].seq);
         let last = last.max();
         let totals = of_policy.totals(&assembly, &segments);
+        let of_turns =
+            turn_calls::of_assembly(&assembly, &segments, |call| of_policy.stored[call].columns.id.as_deref());
         let marks = Marks {
             version_assumed: trained.any(|&call| of_policy.stored[call].columns.version_assumed),
             sampled_nothing: totals.sampled_tokens == 0 && of_policy.delivered.contains(&true),
             delivered_dropped: delivered_dropped(totals.dropped.retry, retries),
             of_session: Vec::new(),
+            turn_calls: of_turns.map(|ids| Arc::new(TurnCalls::Recorded(ids))),
         };
         Ok(Assembled { segments, totals, marks, last, messages: None, breaks })
     }

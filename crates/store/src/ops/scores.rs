@@ -1,6 +1,7 @@
 //! Scores in the store: under the lock of its group, a rollout with its last score is judged, and the group is decided if it
 //! waited only for that.
 
+pub(super) mod turns;
 pub mod work;
 
 use async_trait::async_trait;
@@ -15,7 +16,8 @@ use forebay_domain::{
     rules::Rules,
     scores::{self, PRODUCER, Score},
     scoring::{
-        self, Complete, FindScores, FoundScores, Given, NewScore, PutOutcome, PutScores, Scored, ScoredDecision, Stored,
+        self, Complete, FindScores, FoundScores, Given, NamedTurn, NewScore, PutOutcome, PutScores, Scored,
+        ScoredDecision, Stored,
     },
     staleness::TrainedSpan,
     states::{GroupMove, RolloutState, Verdict},
@@ -28,6 +30,7 @@ use std::{
     sync::Arc,
 };
 
+use self::turns::KnownTurns;
 use super::{
     group::{self, LockedGroup},
     looking::ledger,
@@ -108,7 +111,7 @@ fn read_waiting(row: &mut Row) -> Result<Waiting, StoreError> {
     })
 }
 
-/// All scores that were given to a rollout, ordered by name and scorer.
+/// All scores that were given to a rollout, ordered by name and scorer, and behind them those of its turns.
 pub(super) async fn of_rollout(tx: &mut Tx<'_>, rollout: RolloutPk) -> Result<Vec<Score>, StoreError> {
     const SELECT_SCORES: Statement = Statement::new(
         "-- select_scores
@@ -118,13 +121,17 @@ pub(super) async fn of_rollout(tx: &mut Tx<'_>, rollout: RolloutPk) -> Result<Ve
         ORDER BY name, scorer, applied",
     );
     let rows = tx.fetch_all(SELECT_SCORES, args![rollout]).await?;
-    rows.into_iter().map(|mut row| Ok(Score { rationale: row.get("rationale")?, ..read_score(&mut row)? })).collect()
+    let with_rationale = |mut row: Row| Ok(Score { rationale: row.get("rationale")?, ..read_score(&mut row)? });
+    let mut found = rows.into_iter().map(with_rationale).collect::<Result<Vec<_>, StoreError>>()?;
+    found.extend(turns::of_rollout(tx, rollout).await?);
+    Ok(found)
 }
 
 fn read_score(row: &mut Row) -> Result<Score, StoreError> {
     let lease: Option<String> = row.get("lease")?;
     Ok(Score {
         name: row.get("name")?,
+        turn: None,
         scorer: row.get("scorer")?,
         value: row.get("value")?,
         rationale: None,
@@ -233,6 +240,8 @@ struct Scoring {
     missing: Vec<String>,
     /// The reward components of its row.
     components: BTreeMap<String, f64>,
+    /// What its turns are called, if scores of this post are about them.
+    turns: KnownTurns,
     scores: Vec<Score>,
     /// Those of `scores` that must be written.
     changed: Vec<Score>,
@@ -241,6 +250,7 @@ struct Scoring {
 
 /// What became of a posted score.
 struct Put {
+    turn: Option<u32>,
     scorer: String,
     duplicate: bool,
     applied: bool,
@@ -248,14 +258,43 @@ struct Put {
 }
 
 impl Scoring {
+    /// The number of the turn that a score is about.
+    fn turn(&self, new: &NewScore, index: usize, rules: &Rules) -> Result<Option<u32>, Refusal> {
+        let Some(named) = &new.turn else { return Ok(None) };
+        let refuse = |detail: String| Err(Refusal::invalid(format!("/{index}/turn"), detail));
+        if !rules.compare_turns() {
+            return refuse(
+                "the rules of the group compare no turns: `advantage` must be `turn_return` or `gigpo`".into(),
+            );
+        }
+        match named {
+            NamedTurn::Number(number) => match self.turns.count {
+                Some(count) if *number as usize >= count => {
+                    refuse(format!("the rollout has {count} turns, counted from 0 over all segments"))
+                }
+                _ => Ok(Some(*number)),
+            },
+            NamedTurn::Call(call) => match self.turns.calls.as_ref().and_then(|calls| calls.place(call)) {
+                Some(place) => Ok(Some(place)),
+                None => refuse(
+                    "must be the id of a call that is a turn of the rollout. The ids of calls are known of turns that \
+                     were posted with ids, and of sessions, if the rules of the group use scores"
+                        .into(),
+                ),
+            },
+        }
+    }
+
     /// Adds a score. With a lease, the work that it settles must be among the held.
     fn put(
         &mut self,
         new: &NewScore,
         index: usize,
+        rules: &Rules,
         held: &mut HashMap<String, work::Held>,
         now: Timestamp,
     ) -> Result<Put, Refusal> {
+        let turn = self.turn(new, index, rules)?;
         let is_decided = self.waiting.is_none();
         let is_same = |score: &&Score| match (&new.lease, &score.lease) {
             // A repeated post is recognised before any check that could refuse it: its lease has ended.
@@ -264,10 +303,11 @@ impl Scoring {
             (None, _) => new.scorer.as_ref() == Some(&score.scorer),
         };
         if let Given::Value(value) = new.given {
-            let mut same = self.scores.iter().filter(|score| score.name == new.name).filter(is_same);
+            let of_name = |score: &&Score| score.name == new.name && score.turn == turn;
+            let mut same = self.scores.iter().filter(of_name).filter(is_same);
             if let Some(same) = same.find(|score| score.value.to_bits() == value.to_bits()) {
                 let scorer = same.scorer.clone();
-                return Ok(Put { scorer, duplicate: true, applied: same.applied, failed: false });
+                return Ok(Put { turn, scorer, duplicate: true, applied: same.applied, failed: false });
             }
         }
         let held = match &new.lease {
@@ -280,13 +320,14 @@ impl Scoring {
         let value = match (&new.given, held) {
             (Given::Failed(reason), held) => {
                 held.expect("only leased work can fail").failed = Some(reason.clone());
-                return Ok(Put { scorer, duplicate: false, applied: false, failed: true });
+                return Ok(Put { turn, scorer, duplicate: false, applied: false, failed: true });
             }
             (Given::Value(value), _) => *value,
         };
-        scoring::check(new, &scorer, index, &self.components, &self.scores, is_decided)?;
+        scoring::check(new, turn, &scorer, index, &self.components, &self.scores, is_decided)?;
         let score = Score {
             name: new.name.clone(),
+            turn,
             scorer: scorer.clone(),
             value,
             rationale: new.rationale.clone(),
@@ -294,19 +335,20 @@ impl Scoring {
             given_at: now,
             lease: attempt,
         };
-        let own = |score: &&Score| (&score.name, &score.scorer) == (&new.name, &scorer);
+        let own = |score: &&Score| (&score.name, score.turn, &score.scorer) == (&new.name, turn, &scorer);
         for list in [&mut self.scores, &mut self.changed] {
             list.retain(|old| !(own(&old) && old.applied == score.applied));
             list.push(score.clone());
         }
-        self.scores.sort_by(|one, other| (&one.name, &one.scorer).cmp(&(&other.name, &other.scorer)));
-        Ok(Put { scorer, duplicate: false, applied: score.applied, failed: false })
+        self.scores.sort_by(|one, other| place_of(one).cmp(&place_of(other)));
+        Ok(Put { turn, scorer, duplicate: false, applied: score.applied, failed: false })
     }
 
     /// The names of the scores that it was given now and that it lacked.
     fn given(&self) -> impl Iterator<Item = &str> {
         let lacked = self.waiting.iter().flat_map(|waiting| &waiting.missing);
-        lacked.filter(|name| self.changed.iter().any(|score| score.name == **name)).map(String::as_str)
+        let is_given = |name: &&String| self.changed.iter().any(|score| score.turn.is_none() && score.name == **name);
+        lacked.filter(is_given).map(String::as_str)
     }
 }
 
@@ -334,7 +376,8 @@ impl Op for PutScores {
                 let id = new.rollout_id.to_string();
                 return Ok(Err(Refusal::UnknownInPolicy { what: "rollout", id, policy: new.policy.clone() }));
             };
-            match rollout.put(new, index, &mut held, self.now) {
+            let rules = &groups[&rollout.group].rules;
+            match rollout.put(new, index, rules, &mut held, self.now) {
                 Ok(outcome) => put.push((key, outcome)),
                 Err(refusal) => return Ok(Err(refusal)),
             }
@@ -352,7 +395,7 @@ impl Op for PutScores {
         });
         let work = work::settle(tx, &given.collect(), &held).await?;
         let scored = self.scores.iter().zip(put).map(|(new, (key, put))| {
-            let Put { scorer, duplicate, applied, failed } = put;
+            let Put { turn, scorer, duplicate, applied, failed } = put;
             let rollout = &rollouts[&key];
             let group = &groups[&rollout.group];
             let decision = rollout.decision.as_ref().map(|(decision, _)| decision);
@@ -360,6 +403,7 @@ impl Op for PutScores {
                 policy: new.policy.clone(),
                 rollout_id: new.rollout_id.clone(),
                 name: new.name.clone(),
+                turn,
                 scorer,
                 duplicate,
                 applied,
@@ -428,6 +472,7 @@ async fn lock(
     // Read under the locks of the groups.
     let mut waiting = waiting(tx, keys.keys().map(|rollout| rollout.0).collect()).await?;
     let mut given = given(tx, keys.keys().map(|rollout| rollout.0).collect()).await?;
+    let (mut known, mut given_to_turns) = of_turns(tx, scores, &keys).await?;
     let mut rollouts = BTreeMap::new();
     for mut row in tx.fetch_all(SELECT_VERDICTS, args![key_list(keys.keys().map(|rollout| rollout.0))]).await? {
         let rollout_pk = row.get("rollout_pk")?;
@@ -443,13 +488,40 @@ async fn lock(
             missing: waiting.as_ref().map(|waiting| waiting.missing.clone()).unwrap_or_default(),
             waiting,
             components: read_json(&mut row, "components")?.unwrap_or_default(),
-            scores: given.remove(&rollout_pk).unwrap_or_default(),
+            turns: known.remove(&rollout_pk).unwrap_or_default(),
+            scores: in_order(given.remove(&rollout_pk), given_to_turns.remove(&rollout_pk)),
             changed: Vec::new(),
             decision: None,
         };
         rollouts.insert(keys[&rollout_pk], rollout);
     }
     Ok((rollouts, groups))
+}
+
+/// What is known of the turns of those rollouts whose turns are scored, and the scores that these have.
+async fn of_turns(
+    tx: &mut Tx<'_>,
+    scores: &[NewScore],
+    keys: &BTreeMap<RolloutPk, Keyed>,
+) -> Result<(HashMap<RolloutPk, KnownTurns>, HashMap<RolloutPk, Vec<Score>>), StoreError> {
+    let named: HashSet<IdKey> =
+        scores.iter().filter(|new| new.turn.is_some()).map(|new| new.rollout_id.key()).collect();
+    let rollouts: Vec<RolloutPk> =
+        keys.iter().filter(|(_, (_, key))| named.contains(key)).map(|(rollout, _)| *rollout).collect();
+    if rollouts.is_empty() {
+        return Ok(Default::default());
+    }
+    let known = turns::known(tx, rollouts.iter().map(|rollout| rollout.0).collect()).await?;
+    Ok((known, turns::given(tx, &rollouts).await?))
+}
+
+/// The order of scores.
+fn place_of(score: &Score) -> (Option<u32>, &str, &str) {
+    (score.turn, &score.name, &score.scorer)
+}
+
+fn in_order(of_rollout: Option<Vec<Score>>, of_turns: Option<Vec<Score>>) -> Vec<Score> {
+    of_rollout.into_iter().chain(of_turns).flatten().collect()
 }
 
 /// Decides about rollouts that have all of their scores now. Returns those whose filters must be evaluated first: some of
@@ -542,6 +614,10 @@ async fn write(
     let (mut touched, mut places) = (BTreeSet::new(), Vec::new());
     for rollout in rollouts.values().filter(|rollout| !rollout.changed.is_empty()) {
         for score in rollout.changed.iter().chain(&rollout.by_producer()) {
+            if let Some(turn) = score.turn {
+                turns::put(tx, rollout.rollout_pk, turn, score).await?;
+                continue;
+            }
             let values = args![
                 rollout.rollout_pk,
                 &*score.name,
@@ -556,6 +632,9 @@ async fn write(
             tx.guarded(PUT_SCORE, values, 1).await?;
         }
         let Some(waiting) = &rollout.waiting else { continue };
+        if rollout.changed.iter().any(|score| score.turn.is_some()) {
+            turns::reward(tx, rollout.rollout_pk, &rollout.scores).await?;
+        }
         match &rollout.decision {
             Some((decision, components)) => {
                 let group = groups.get_mut(&rollout.group).expect("its group is locked");
@@ -585,10 +664,12 @@ impl Scoring {
     /// both.
     fn by_producer(&self) -> Vec<Score> {
         let (Some(waiting), Some(_)) = (&self.waiting, &self.decision) else { return Vec::new() };
-        let names: BTreeSet<&str> = self.scores.iter().map(|score| &*score.name).collect();
+        let of_rollout = self.scores.iter().filter(|score| score.turn.is_none());
+        let names: BTreeSet<&str> = of_rollout.map(|score| &*score.name).collect();
         let sent = waiting.components.iter().filter(|(name, _)| names.contains(&***name) && *name != scores::REWARD);
         let of_producer = |(name, value): (&String, &f64)| Score {
             name: name.clone(),
+            turn: None,
             scorer: PRODUCER.to_owned(),
             value: *value,
             rationale: None,
@@ -815,6 +896,7 @@ async fn drop_page(tx: &mut Tx<'_>, group: &mut LockedGroup, keys: Vec<i64>, now
     tx.guarded(DROP_UNSCORED, args![key_list(keys.clone()), reasons::UNSCORED], keys.len()).await?;
     tx.set_each(SEAL_UNSCORED, seals).await?;
     tx.execute(WITHDRAW_SCORES, args![key_list(keys.clone())]).await?;
+    turns::withdraw(tx, keys.clone()).await?;
     tx.guarded(END_SCORING_OF, args![key_list(keys.clone())], keys.len()).await?;
     work::end_of_rollouts(tx, group, keys.clone()).await?;
     for waiting in found.values() {
@@ -855,6 +937,7 @@ pub(super) async fn end_of_groups(tx: &mut Tx<'_>, groups: Vec<i64>) -> Result<(
         WHERE scoring > 0 AND group_pk"
     );
     tx.execute(WITHDRAW_SCORES_OF_GROUPS, args![key_list(groups.clone())]).await?;
+    turns::withdraw_of_groups(tx, groups.clone()).await?;
     tx.execute(NONE_SCORING, args![key_list(groups.clone())]).await?;
     tx.execute(END_SCORING_OF_GROUPS, args![key_list(groups.clone())]).await?;
     work::end_of_groups(tx, groups).await
@@ -961,7 +1044,8 @@ impl Op for FindScores {
         let mut found = of_rollout(tx, rollout_pk).await?;
         let missing: Option<Vec<String>> = read_json(&mut row, "missing")?;
         // The row of a judged rollout has what was made of the scores that it counts.
-        let is_told = |score: &&Score| score.scorer == PRODUCER || (missing.is_none() && score.applied);
+        let is_told =
+            |score: &&Score| score.turn.is_none() && (score.scorer == PRODUCER || (missing.is_none() && score.applied));
         let names: BTreeSet<String> = found.iter().filter(is_told).map(|score| score.name.clone()).collect();
         let mut sent: BTreeMap<String, f64> = read_json(&mut row, "components")?.unwrap_or_default();
         // Where rules use scores, what the producer sent as the reward is among the given.
@@ -971,6 +1055,7 @@ impl Op for FindScores {
         let given_at = row.get("received_us")?;
         found.extend(sent.into_iter().filter(|(name, _)| !names.contains(name)).map(|(name, value)| Score {
             name,
+            turn: None,
             scorer: PRODUCER.to_owned(),
             value,
             rationale: None,
@@ -978,7 +1063,7 @@ impl Op for FindScores {
             given_at,
             lease: None,
         }));
-        found.sort_by(|one, other| (&one.name, &one.scorer).cmp(&(&other.name, &other.scorer)));
+        found.sort_by(|one, other| place_of(one).cmp(&place_of(other)));
         Ok(Ok(FoundScores { scores: found, missing: missing.unwrap_or_default(), due_at: row.get("due_us")? }))
     }
 }

@@ -169,6 +169,8 @@ impl<'b> Arrived<'b> {
         }
         .checksum();
         let trained_versions = decision.trained_versions();
+        let compares = |rules: &Arc<Rules>| rules.compare_turns();
+        let turn_calls = facts.turn_calls.as_deref().filter(|_| self.scored_by.as_ref().is_some_and(compares));
         args![
             self.rollout_pk,
             self.policy_pk,
@@ -202,6 +204,7 @@ impl<'b> Arrived<'b> {
             facts.segment_tokens.as_deref().map(to_json),
             self.compares_turns.then(|| credit::pack(&facts.turns)).as_deref(),
             group::packed_turns(advantage).as_deref(),
+            turn_calls.map(to_json),
         ]
     }
 
@@ -244,7 +247,8 @@ static INSERT_ROLLOUTS: InsertRows = InsertRows::new(
     "rollout_pk, policy_pk, run, rollout_key, rollout_id, group_pk, verdict, reason, failed_filters, reward,
         advantage, content_digest, policy_version, version_assumed, version_min, version_max, segments,
         trained_segments, tokens, trained_tokens, unpacked_bytes, received_us, trained_spans, seal, execution,
-        status, response_tokens, max_segment_tokens, components, segment_tokens, turns, turn_advantages",
+        status, response_tokens, max_segment_tokens, components, segment_tokens, turns, turn_advantages,
+        turn_calls",
 );
 
 static INSERT_PAYLOADS: InsertRows =
