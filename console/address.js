@@ -98,6 +98,16 @@ export function stepHash(policy, step) {
 }
 
 /**
+ * The address of a suite at a version.
+ * @param {string} policy
+ * @param {string} suite
+ * @param {number} version
+ */
+export function suiteHash(policy, suite, version) {
+    return hash(`policies/${policy}/suites/${suite}`, { version });
+}
+
+/**
  * The address of the answer for an id.
  * @param {string} id
  * @param {string|null} policy

@@ -11,6 +11,7 @@ import { view as rollout } from "./views/rollout.js";
 import { view as rollouts } from "./views/rollouts.js";
 import { view as step } from "./views/step.js";
 import { view as steps } from "./views/steps.js";
+import { view as suite } from "./views/suite.js";
 import { view as tryOut } from "./views/try.js";
 import { view as why } from "./views/why.js";
 
@@ -28,6 +29,7 @@ const ROUTES = [
     { path: "policies/:policy/groups", view: groups },
     { path: "policies/:policy/steps", view: step, needs: "id" },
     { path: "policies/:policy/steps", view: steps },
+    { path: "policies/:policy/suites/:suite", view: suite },
     { path: "policies/:policy/try", view: tryOut },
     { path: "policies/:policy/rollouts", view: rollout, needs: "id" },
     { path: "policies/:policy/rollouts", view: rollouts },

@@ -381,6 +381,95 @@ interface PolicyData {
     charts: ChartSpec[] | null;
     /** Whether the key may not read the history. */
     isRefused: boolean;
+    evals: PolicyEvals;
+}
+
+interface PolicyLocal extends EvaluationLocal {
+    range: ChartRange | null;
+}
+
+// ---- evaluation
+
+type Suite = Schemas["SuiteEvals"];
+type SuiteVersion = Schemas["EvalVersion"];
+type EvalTask = Schemas["EvalTask"];
+
+interface PolicyEvals {
+    /** The service's time of the answer, in milliseconds. */
+    at: number;
+    suites: Suite[];
+}
+
+/** Versions that the reader has asked for: those before the version `before`. */
+interface OlderVersions {
+    before: number;
+    versions: SuiteVersion[];
+    more: boolean;
+    isComing: boolean;
+    /** Why they were not read. */
+    said: string;
+}
+
+interface EvaluationLocal {
+    /** The point of a curve at which the reader looks. */
+    pointed: { suite: string; version: number } | null;
+    /** By the names of suites. */
+    older: Map<string, OlderVersions>;
+}
+
+type EvaluationContext = Context<PolicyData, EvaluationLocal>;
+
+/** A point in hundredths of the box of a curve. */
+interface CurvePoint {
+    version: SuiteVersion;
+    x: number;
+    y: number;
+    /** The lower and the upper bound of its interval. */
+    bounds: [number, number] | null;
+    /** The column of the box that is nearer to this point than to others. */
+    from: number;
+    width: number;
+}
+
+interface CurveOptions {
+    policy: string;
+    /** The version at which the reader looks. */
+    pointed: number | null;
+    /** The version that the screen is about. */
+    here?: number | null;
+    look(version: number | null): void;
+}
+
+interface CurveTick {
+    at: number;
+    text: string;
+}
+
+interface CurveShape {
+    points: CurvePoint[];
+    /** Paths of SVG. */
+    line: string;
+    band: string;
+    across: CurveTick[];
+    up: CurveTick[];
+}
+
+type TaskOutcome = "lost" | "won" | "same" | "new" | "missing";
+
+type OfSuite = OfPolicy & { suite: string };
+
+interface SuiteData {
+    list: Schemas["EvalTaskList"];
+    /** Its tasks in the order in which they are shown. */
+    tasks: EvalTask[];
+    /** The suite with versions around this one. */
+    suite: Suite | null;
+}
+
+interface SuiteLocal {
+    pointed: number | null;
+    /** How many tasks are shown. */
+    shown: number;
 }
 
 // ---- one rollout

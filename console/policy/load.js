@@ -1,11 +1,16 @@
-// What the screen of a policy asks for: its state and the reasons each time, its history once a minute.
+// What the screen of a policy asks for: its state and the reasons each time, its history once a minute, and
+// its suites four times a minute.
 
 import { absent, ApiError } from "../api.js";
+import { joined } from "../evaluation/versions.js";
 import { readSteps } from "../step/read.js";
 import * as charts from "./charts.js";
 import { fitting, WINDOWS } from "./windows.js";
 
 const MINUTE = 60_000;
+
+/** Results of suites take minutes to arrive, so they need not be asked for as often as the state. */
+const EVALS_MS = 15_000;
 
 /** Steps in a chart: the newest ones, or all of the run in this many buckets. */
 const STEPS = 200;
@@ -68,6 +73,22 @@ async function readHistory({ get, now, params }, path, acked) {
 }
 
 /**
+ * What suites say about the versions. A service that does not know suites has none, and neither has a key that may not
+ * see them.
+ * @param {Context<PolicyData|null>} context
+ * @param {`./policies/${string}`} path
+ * @returns {Promise<PolicyEvals>}
+ */
+async function readEvals({ data, get, now }, path) {
+    const known = data?.evals ?? null;
+    if (known !== null && now() - known.at < EVALS_MS) {
+        return known;
+    }
+    const answer = await get(`${path}/evals`).catch(absent(403, 404));
+    return { at: now(), suites: joined(answer?.suites ?? [], known?.suites ?? []) };
+}
+
+/**
  * Changes with each step that is acked.
  * @param {Schemas["PolicyStatus"]} policy
  */
@@ -121,15 +142,14 @@ export async function load(context) {
         context.get(path),
         context.get(`${path}/why`),
     ]);
-    let history = context.data?.history ?? null;
-    let specs = context.data?.charts ?? null;
-    let isRefused = false;
-    if (history === null || !isFresh(history, policy, context)) {
-        const read = await readHistory(context, path, ackedBatches(policy))
-            .catch(refused).catch(absent(404));
-        isRefused = read === REFUSED;
-        history = read === REFUSED ? null : read;
-        specs = history === null ? specs : charts.specs(history, policy);
-    }
-    return { policy, why, history, charts: specs, isRefused };
+    const known = context.data?.history ?? null;
+    const isKnown = known !== null && isFresh(known, policy, context);
+    const [read, evals] = await Promise.all([
+        isKnown ? known
+            : readHistory(context, path, ackedBatches(policy)).catch(refused).catch(absent(404)),
+        readEvals(context, path),
+    ]);
+    const history = read === REFUSED ? null : read;
+    const specs = history === null || isKnown ? context.data?.charts ?? null : charts.specs(history, policy);
+    return { policy, why, history, charts: specs, isRefused: read === REFUSED, evals };
 }

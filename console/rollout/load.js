@@ -2,6 +2,7 @@
 
 import { absent, ApiError, isAborted } from "../api.js";
 import { tokenizerOf } from "../tokens/tokenizers.js";
+import { evaluates } from "./story.js";
 
 /** Tokens of a window: more marks take too long to draw. */
 export const WINDOW = 4096;
@@ -107,9 +108,12 @@ async function readSurroundings(context, story) {
     const { policy } = story;
     const group = story.group.group_id;
     const batch = story.batches.at(-1);
+    // A result of a suite is alone, and a group of its name would be another one.
+    const isAlone = evaluates(story);
     const [groups, siblings, found, session] = await Promise.all([
-        get("./groups", { policy, group_id: group, limit: 1 }).catch(absent(403, 404)),
-        get("./trajectories", { policy, group_id: group, limit: SIBLINGS }).catch(absent(403, 404)),
+        isAlone ? null : get("./groups", { policy, group_id: group, limit: 1 }).catch(absent(403, 404)),
+        isAlone ? null
+            : get("./trajectories", { policy, group_id: group, limit: SIBLINGS }).catch(absent(403, 404)),
         batch === undefined
             ? null
             : get(`./batches/${encodeURIComponent(batch)}`).catch(absent(403, 404, 410)),

@@ -57,6 +57,22 @@ function judged(story) {
     };
 }
 
+/**
+ * Whether a rollout evaluates its policy. It has a group of its own, which no screen shows.
+ * @param {Pick<Rollout, "purpose">} story
+ */
+export function evaluates({ purpose }) {
+    return purpose === "eval";
+}
+
+/**
+ * Whether it is decided as a result of its suite.
+ * @param {{ group?: Pick<Rollout["group"], "reason"> }} story
+ */
+export function isEvaluated({ group }) {
+    return group?.reason === "evaluated";
+}
+
 /** @param {Group|null} group */
 function rewards(group) {
     if (group === null || group.reward_mean === null) {
@@ -74,6 +90,10 @@ function rewards(group) {
  */
 function decided(story, group) {
     const { state, reason, arrived, size } = story.group;
+    if (isEvaluated(story)) {
+        const lines = ["it is a result of its suite, and never trained"];
+        return { title: "evaluated", at: story.decided_at, kind: GOOD, lines };
+    }
     const places = `${format.count(arrived)} of ${format.count(size)} places taken`;
     if (state === "open") {
         const deadline = group?.deadline_at ? [`decided at ${format.day(group.deadline_at)} at the latest`] : [];
@@ -203,10 +223,13 @@ const STATES = {
 
 /**
  * Glyph, kind and words of a rollout's state.
- * @param {Pick<Rollout, "state"|"step">} story
+ * @param {Pick<Rollout, "state"|"step"> & { group?: Pick<Rollout["group"], "reason"> }} story
  * @returns {[glyph: string, kind: string, words: string]}
  */
-export function stateWords({ state, step }) {
+export function stateWords({ state, step, group }) {
+    if (isEvaluated({ group })) {
+        return ["●", "good", "evaluated"];
+    }
     const [glyph, kind] = STATES[state] ?? ["?", "quiet"];
     return [glyph, kind, state === "trained" && step !== null ? `trained, step ${step}` : state];
 }

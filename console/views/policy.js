@@ -3,6 +3,7 @@
 import "../charts.js";
 import { fromSee, hash } from "../address.js";
 import { badge, kbd, stateBadge, untrusted } from "../elements.js";
+import { evaluation } from "../evaluation/section.js";
 import * as format from "../format.js";
 import { html, nothing } from "../html.js";
 import { losses, strip } from "../policy/flow.js";
@@ -72,7 +73,7 @@ function events(history) {
     </section>`;
 }
 
-/** @param {Context<PolicyData, { range: ChartRange|null }>} context */
+/** @param {Context<PolicyData, PolicyLocal>} context */
 function graphs(context) {
     const { data, local, numbers } = context;
     if (data.history === null) {
@@ -99,11 +100,11 @@ function graphs(context) {
         ${events(data.history)}`;
 }
 
-/** @type {View<PolicyData, { range: ChartRange|null }>} */
+/** @type {View<PolicyData, PolicyLocal>} */
 export const view = {
     title: ({ params, data }) => (data ? [params.policy, data.why?.state].filter(Boolean).join(": ") : params.policy),
     live: true,
-    local: () => ({ range: null }),
+    local: () => ({ range: null, pointed: null, older: new Map() }),
     isSame: (before, after) => before.policy === after.policy,
     load,
     render(context) {
@@ -115,6 +116,7 @@ export const view = {
             ${strip(context.data, context)}
             ${losses(context.data)}
             ${reasons(context.data)}
-            ${graphs(context)}`;
+            ${graphs(context)}
+            ${evaluation(context.data.evals.suites, context)}`;
     },
 };

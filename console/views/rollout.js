@@ -8,7 +8,7 @@ import { html, nothing } from "../html.js";
 import { mark, matches, unmark } from "../rollout/find.js";
 import { asked, load, peek, readMessage } from "../rollout/load.js";
 import { sessionPanel } from "../rollout/session.js";
-import { moments, stateWords } from "../rollout/story.js";
+import { evaluates, moments, stateWords } from "../rollout/story.js";
 import { tokenPanel } from "../rollout/tokens.js";
 import { weight } from "../tokens/describe.js";
 import { MODES } from "../tokens/scale.js";
@@ -73,7 +73,12 @@ function factsOf({ story, content }) {
         ["status", story.status ?? format.real(null)],
         ["environment", untrusted(content?.environment ?? story.group.environment)],
         ...sampling(content),
-        ["group", idLink(hash(`policies/${story.policy}/groups`, { id: story.group.group_id }), story.group.group_id)],
+        ...(evaluates(story)
+            ? [["suite", idLink(hash(`policies/${story.policy}/suites/${story.suite}`,
+                { version: story.policy_version }), story.suite ?? "")],
+            ["task", untrusted(story.task ?? "")]]
+            : [["group", idLink(
+                hash(`policies/${story.policy}/groups`, { id: story.group.group_id }), story.group.group_id)]]),
         ["execution", untrusted(story.execution_id)],
         ["run", format.count(story.run)],
         ...(content === null ? [] : [["stored copy", "digest and seal match"]]),

@@ -4,7 +4,7 @@ import { hash, rolloutHash } from "../address.js";
 import { badge, dataTable, idLink, lifeBadge, lookedThrough, untrusted } from "../elements.js";
 import * as format from "../format.js";
 import { html, nothing } from "../html.js";
-import { stateWords } from "../rollout/story.js";
+import { isEvaluated, stateWords } from "../rollout/story.js";
 
 /** Rollouts of a page. */
 const LIMIT = 100;
@@ -16,7 +16,8 @@ const STATES = [
     "scoring", "open", "ready", "leased", "returned", "trained", "checkpointed", "discarded", "stale", "quarantined",
     "dropped", "late",
 ];
-const FILTERS = ["verdict", "state", "reason", "environment", "group_id", "step"];
+const OTHERS = ["purpose", "group_id", "step"];
+const FILTERS = ["verdict", "state", "reason", "environment", ...OTHERS];
 
 /** @param {Params} params */
 function query({ policy, after, ...params }) {
@@ -46,7 +47,8 @@ const columns = (context) => [
     },
     {
         title: "group",
-        cell: ({ policy, group }) => idLink(hash(`policies/${policy}/groups`, { id: group.group_id }), group.group_id),
+        cell: (story) => (isEvaluated(story) ? format.real(null) : idLink(
+            hash(`policies/${story.policy}/groups`, { id: story.group.group_id }), story.group.group_id)),
     },
     { title: "environment", cell: ({ group }) => untrusted(group.environment) },
     {
@@ -93,7 +95,7 @@ function filters(context) {
     /** @param {string} name */
     const field = (name) => html`<label>${name} <input name=${name} type="search" autocomplete="off" spellcheck="false"
         size="14" .value=${params[name] ?? ""}></label>`;
-    const others = ["group_id", "step"].filter((name) => params[name]);
+    const others = OTHERS.filter((name) => params[name]);
     /** @param {string} name */
     const without = (name) => context.go({ [name]: null, after: null });
     return html`<form class="toolbar" aria-label="Which rollouts" @submit=${apply}>

@@ -28,7 +28,8 @@ class AgentMethods:
 
         The version of the policy is noted now, unless `policy_version` or an `admission` brings it. Further arguments
         are `rollout_id`, `group_id`, `group_size`, `data_pass` (the number of the pass over the data set, which is
-        appended to both ids), `environment`, `execution_id`, `sampling`, `version_labels`, `model`, `keep_messages` and
+        appended to both ids), `eval` and `task` (the suite and the task of a rollout that evaluates the policy and is
+        not trained), `environment`, `execution_id`, `sampling`, `version_labels`, `model`, `keep_messages` and
         `metadata`: `types.RolloutOptions` says what they are.
         """
         return Rollout(cast("Client", self), policy, **options)
@@ -44,8 +45,8 @@ class AgentMethods:
         """Opens a session, in which the service records an agent's calls. It ends with a `with` block.
 
         Arguments are `models` (what the agent's model names stand for), `rollout_id`, `group_id`, `group_size`,
-        `data_pass` (as in `rollout`), `environment`, `execution_id`, `sampling`, `ttl_s`, `idle_s`, `max_calls` and
-        `metadata`: `types.SessionOptions` says what they are.
+        `data_pass`, `eval` and `task` (as in `rollout`), `environment`, `execution_id`, `sampling`, `ttl_s`, `idle_s`,
+        `max_calls` and `metadata`: `types.SessionOptions` says what they are.
         """
         client = cast("Client", self)
         return Session(client, client.open_session(**session_request(policy, options)))

@@ -18,6 +18,9 @@ ROLLOUT = {
     "execution_id": "string",
     "policy_version": "int64",
     "admission_id": "string",
+    "purpose": "string",
+    "suite": "string",
+    "task": "string",
     "status": "string",
     "reward": "float64",
 }

@@ -8,6 +8,7 @@ from typing import Any, TypedDict
 
 from ._answers import Labels
 from ._wire import Admission, Sampling, SessionModel
+from .errors import ConfigurationError
 
 
 class CommonOptions(TypedDict, total=False):
@@ -18,6 +19,8 @@ class CommonOptions(TypedDict, total=False):
     - `group_size`: Size of the group in rollouts; that of the policy's rules if it is left out.
     - `data_pass`: Number of the pass over the data set. It is appended to `group_id` and `rollout_id`, as in
       `17.pass2`, because every pass needs ids of its own.
+    - `eval`: Name of the suite that this is a result of. It evaluates the policy, is never trained, and has no group.
+    - `task`: Name of its task in the suite, with `eval`; `rollout_id` if it is left out.
     - `environment`: Label of the environment.
     - `sampling`: How tokens are sampled.
     - `metadata`: What is kept with the rollout.
@@ -27,6 +30,8 @@ class CommonOptions(TypedDict, total=False):
     group_id: str | None
     group_size: int | None
     data_pass: int | None
+    eval: str | None
+    task: str | None
     environment: str | None
     sampling: Sampling | Mapping[str, Any] | None
     metadata: Mapping[str, Any] | None
@@ -93,7 +98,11 @@ def session_request(policy: str | None, options: SessionOptions) -> dict[str, An
     check_names("session", options, SessionOptions.__optional_keys__)
     arguments: dict[str, Any] = dict(options)
     data_pass = arguments.pop("data_pass", None)
+    evaluation = evaluation_of(
+        arguments.pop("eval", None), arguments.pop("task", None), options.get("group_id"), options.get("group_size")
+    )
     return arguments | {
+        **evaluation,
         "policy": policy,
         "models": _models(options.get("models")),
         "rollout_id": numbered(options.get("rollout_id"), data_pass),
@@ -111,6 +120,22 @@ def check_names(what: str, options: Mapping[str, Any], known: frozenset[str]) ->
 def numbered(name: str | None, data_pass: int | None) -> str | None:
     """An id with the number of the pass over the data set."""
     return name if name is None or data_pass is None else f"{name}.pass{data_pass}"
+
+
+def evaluation_of(suite: str | None, task: str | None, group_id: str | None, group_size: int | None) -> dict[str, Any]:
+    """The fields of a request that evaluates a policy; none if there is no suite. What the service would refuse is
+    refused here, before the agent plays the task."""
+    if suite is None:
+        if task is not None:
+            raise ConfigurationError("`task` is the name of a task in a suite, so name the suite: eval=...")
+        return {}
+    for name, value in (("group_id", group_id), ("group_size", group_size)):
+        if value is not None:
+            raise ConfigurationError(
+                f"a rollout that evaluates the policy has no group, so leave out `{name}`: `task` says which rollouts "
+                "play the same task"
+            )
+    return {"purpose": "eval", "suite": suite, "task": task}
 
 
 def sampling_of(options: CommonOptions) -> Sampling | None:

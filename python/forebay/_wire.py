@@ -18,6 +18,7 @@ __all__ = [
     "AckRequest",
     "Admission",
     "AdmissionRequest",
+    "AdmissionRules",
     "AdvantageName",
     "Assembly",
     "BacklogRules",
@@ -37,6 +38,13 @@ __all__ = [
     "DiscardRequest",
     "DroppedCalls",
     "EnvironmentRules",
+    "EvalDifference",
+    "EvalList",
+    "EvalRollout",
+    "EvalTask",
+    "EvalTaskList",
+    "EvalTaskResult",
+    "EvalVersion",
     "ExportResult",
     "ExportedRollout",
     "ExtendRequest",
@@ -85,6 +93,7 @@ __all__ = [
     "OverviewPolicy",
     "OverviewReward",
     "OverviewStaleness",
+    "PassAt",
     "PolicyCondition",
     "PolicyList",
     "PolicyRules",
@@ -94,6 +103,7 @@ __all__ = [
     "PolicySteps",
     "PolicyWhy",
     "Problem",
+    "Purpose",
     "Receipt",
     "ReceiptGroup",
     "RecordRules",
@@ -156,6 +166,9 @@ __all__ = [
     "StepBucket",
     "StepInfo",
     "StoryGroup",
+    "SuiteEvals",
+    "SuiteInfo",
+    "SuiteRequest",
     "TokenMap",
     "TokenWindow",
     "TrainedVersions",
@@ -232,6 +245,9 @@ PolicyCondition = Literal[
     "broken", "stuck", "starved", "untaken", "held-back", "stale", "flat", "dropping", "fed", "idle"
 ]
 """How a policy is, the worst first."""
+
+Purpose = Literal["train", "eval"]
+"""What a rollout is for."""
 
 Requirement = Literal["tokens", "logprobs", "policy_version", "teacher_logprobs", "values", "advantages"]
 """A column that a policy may require."""
@@ -350,6 +366,21 @@ class AdmissionRequest:
     environment: str | None = None
     """Label of the environment of these rollouts. Room is kept for an environment whose `min_share` the next batch
     lacks."""
+    purpose: Purpose | None = None
+    """Whether they are trained (`train`, the default) or evaluate the policy (`eval`). Evaluation has its own room,
+    `admissions.eval` of the rules."""
+    suite: str | None = None
+    """Name of the suite that they are results of; it may be known later."""
+    task: str | None = None
+    """Name of their task in the suite, if it is known."""
+
+
+@dataclass(slots=True, kw_only=True)
+class AdmissionRules:
+    """Room for rollouts that are not trained."""
+
+    eval: int = 4096
+    """Number of rollouts that evaluate the policy and that are under way, or wait for scores."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -675,6 +706,124 @@ class DroppedCalls:
     """Turns that were not delivered and that no other turn continues."""
     retry: int
     """Turns that were delivered and that no other turn continues, in whose place another one is trained."""
+
+
+@dataclass(slots=True, kw_only=True)
+class EvalDifference:
+    """The difference between two versions over the tasks that both have."""
+
+    version: int
+    """The version before."""
+    tasks: int
+    """Tasks that both have."""
+    mean: float
+    """Mean of the differences of the tasks' mean rewards."""
+    low: float | None = None
+    """Bounds of the interval of 95%: the mean, and 1.96 standard errors of it to both sides; null with fewer than two
+    tasks."""
+    high: float | None = None
+    """The upper bound."""
+    won: int
+    """Tasks whose mean reward is higher than before."""
+    lost: int
+    """Tasks whose mean reward is lower."""
+
+
+@dataclass(slots=True, kw_only=True)
+class EvalList:
+    """What suites say about the versions of a policy."""
+
+    policy: str
+    """Policy that is evaluated."""
+    suites: list[SuiteEvals]
+    """The suites, by name."""
+
+
+@dataclass(slots=True, kw_only=True)
+class EvalRollout:
+    """A rollout of a task."""
+
+    rollout_id: str
+    """Id of the rollout."""
+    reward: float | None = None
+    """Its reward; null if it has none, or waits for scores."""
+    status: Status
+    """How its execution ended."""
+
+
+@dataclass(slots=True, kw_only=True)
+class EvalTaskResult:
+    """What the rollouts of a task say at a version."""
+
+    n: int
+    """Rollouts that count."""
+    passed: int
+    """How many of them pass."""
+    mean: float
+    """Their mean reward."""
+    rollouts: list[EvalRollout]
+    """The first of its rollouts whose rows are still there, at most 16."""
+
+
+@dataclass(slots=True, kw_only=True)
+class EvalTask:
+    """A task at two versions."""
+
+    task: str
+    """Name of the task."""
+    now: EvalTaskResult | None = None
+    """What its rollouts say; null if it has none."""
+    before: EvalTaskResult | None = None
+    """What they said at the version before; null if it had none."""
+
+
+@dataclass(slots=True, kw_only=True)
+class EvalTaskList:
+    """The tasks of a suite at a version, beside those of the version before."""
+
+    policy: str
+    """Policy that is evaluated."""
+    suite: str
+    """Name of the suite."""
+    version: int
+    """Weight version."""
+    before: int | None = None
+    """The version that it is compared with; null if there is none before."""
+    tasks: list[EvalTask]
+    """The tasks by name."""
+    next: str | None = None
+    """The name to send as `after` for the next page; null on the last one."""
+
+
+@dataclass(slots=True, kw_only=True)
+class EvalVersion:
+    """What a suite says about a version. Tasks count alike, however many rollouts they have."""
+
+    version: int
+    """Weight version."""
+    step: int | None = None
+    """Optimizer step of the version, if it is known."""
+    complete: bool
+    """Whether as many tasks as the suite has have as many rollouts as it wants."""
+    n: int
+    """Rollouts that count: they have a reward, and tokens of one version only."""
+    tasks: int
+    """Tasks with such a rollout."""
+    mixed_versions: int
+    """Rollouts with a reward that do not count, because their tokens are of several versions."""
+    mean: float
+    """Mean of the mean rewards of tasks."""
+    standard_error: float | None = None
+    """Standard error of that mean: the unbiased standard deviation of the tasks' means, over the root of their number;
+    null with fewer than two tasks."""
+    pass_at: list[PassAt]
+    """pass@k for each k from 1 to `repeats`, as far as tasks have k rollouts."""
+    difference: EvalDifference | None = None
+    """How it differs from the version before that has tasks in common with it."""
+    first_at: str
+    """When its first rollout that counts was decided."""
+    last_at: str
+    """When its last one was."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -1327,6 +1476,23 @@ class OverviewPolicy:
 
 
 @dataclass(slots=True, kw_only=True)
+class PassAt:
+    """The probability that at least one of k rollouts of a task passes."""
+
+    k: int
+    """Number of rollouts."""
+    estimate: float
+    """Mean over tasks of `1 - C(n - c, k) / C(n, k)`, where c of the n rollouts of a task pass."""
+    tasks: int
+    """Tasks with at least k rollouts."""
+    low: float | None = None
+    """Bounds of the interval of 95% over tasks: the estimate, and 1.96 standard errors to both sides; null with fewer
+    than two tasks."""
+    high: float | None = None
+    """The upper bound."""
+
+
+@dataclass(slots=True, kw_only=True)
 class PolicyList:
     """Names of all policies."""
 
@@ -1358,6 +1524,8 @@ class RetentionRules:
     dropped_s: int = 0
     """Seconds after a drop, a discard or a staleness verdict. With 0, payloads of dropped and late rollouts are not
     stored at all."""
+    evaluated_s: int = 604800
+    """Seconds after the decision about a rollout that evaluates the policy."""
     tombstone_s: int = 604800
     """Seconds that ledger rows are kept after their payloads are purged."""
 
@@ -1436,6 +1604,8 @@ class PolicyRules:
     """The divisor `L` of `constant` loss weighting."""
     staleness: StalenessRules = field(default_factory=StalenessRules)
     """How old trained tokens may be when they are first delivered."""
+    admissions: AdmissionRules = field(default_factory=AdmissionRules)
+    """Room for rollouts that are not trained."""
     backlog: BacklogRules = field(default_factory=BacklogRules)
     """Bounds of the data that is not yet trained."""
     settle: Settle = "checkpoint"
@@ -2274,6 +2444,12 @@ class SessionRequest:
     execution_id: str | None = None
     """Id of the execution that the session belongs to. If absent, the service creates one when the session ends;
     sessions without one that are finished together share it."""
+    purpose: Purpose | None = None
+    """Whether its rollouts are trained (`train`, the default) or evaluate the policy (`eval`)."""
+    suite: str | None = None
+    """Name of the suite that they are results of; needed with the purpose `eval`, and only with it."""
+    task: str | None = None
+    """Name of their task in the suite, with the purpose `eval`; `rollout_id` when absent."""
     sampling: Sampling | None = None
     """How tokens are sampled. It replaces what the agent's calls ask for."""
     ttl_s: int | None = None
@@ -2445,6 +2621,52 @@ class StoryGroup:
 
 
 @dataclass(slots=True, kw_only=True)
+class SuiteEvals:
+    """What a suite says about versions."""
+
+    suite: str
+    """Name of the suite."""
+    tasks: int | None = None
+    """How many tasks it has; null if nobody has said."""
+    repeats: int
+    """How many rollouts of each task it wants."""
+    threshold: float
+    """The reward from which a rollout passes."""
+    versions: list[EvalVersion]
+    """The versions, newest first."""
+    more: bool
+    """Whether there are older versions: ask for those `before` the last one."""
+
+
+@dataclass(slots=True, kw_only=True)
+class SuiteInfo:
+    """A suite."""
+
+    policy: str
+    """Policy that is evaluated."""
+    suite: str
+    """Name of the suite."""
+    tasks: int | None = None
+    """How many tasks it has; null if nobody has said."""
+    repeats: int
+    """How many rollouts of each task it wants."""
+    threshold: float
+    """The reward from which a rollout passes."""
+
+
+@dataclass(slots=True, kw_only=True)
+class SuiteRequest:
+    """When a suite is complete at a version. Omitted keys take their defaults."""
+
+    tasks: int
+    """How many tasks it has."""
+    repeats: int = 1
+    """How many rollouts of each task it wants, which is the largest k of pass@k."""
+    threshold: float = 1.0
+    """The reward from which a rollout passes. It counts for rollouts that come later."""
+
+
+@dataclass(slots=True, kw_only=True)
 class TokenMap:
     """A whole segment in parts of equal size. All lists have one entry for each part; the last part may be smaller."""
 
@@ -2566,6 +2788,12 @@ class Trajectory:
     """Weight version that generated the rollout; the current version at arrival when absent."""
     admission_id: str | None = None
     """The admission whose reserved room the rollout uses. It is not part of the rollout's content."""
+    purpose: Purpose | None = None
+    """Whether the rollout is trained (`train`, the default) or evaluates the policy (`eval`)."""
+    suite: str | None = None
+    """Name of the suite that it is a result of; needed with the purpose `eval`, and only with it."""
+    task: str | None = None
+    """Name of its task in the suite, with the purpose `eval`; the id of the rollout when absent."""
     status: Status | None = None
     """How the execution ended; `completed` when absent."""
     reward: float | None = None
@@ -2637,6 +2865,12 @@ class TrajectoryStory:
 
     policy: str
     """Policy of the rollout."""
+    purpose: Purpose | None = None
+    """Whether it is trained, or evaluates the policy."""
+    suite: str | None = None
+    """Suite that it is a result of, if it evaluates the policy."""
+    task: str | None = None
+    """Its task in the suite."""
     run: int
     """Run of the policy in which it arrived."""
     rollout_id: str

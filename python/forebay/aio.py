@@ -177,6 +177,11 @@ class AsyncClient(AsyncAgentMethods):
     extend_scores = _twin(Client.extend_scores)
     retry_scores = _twin(Client.retry_scores)
 
+    put_suite = _twin(Client.put_suite)
+    evals = _twin(Client.evals)
+    wait_evals = _twin(Client.wait_evals)
+    eval_tasks = _twin_iterator(Client.eval_tasks)
+
     open_session = _twin(Client.open_session)
     get_session = _twin(Client.get_session)
     list_sessions = _twin_iterator(Client.list_sessions)

@@ -18,6 +18,8 @@ from . import _bodies, _codec, errors, versions
 from ._agents import AgentMethods
 from ._bodies import Compression
 from ._http import ARROW, NDJSON, SILENCE_TIMEOUT_S, Answer, Call, Cancellation, Config, Transport, json_body, path
+from ._options import evaluation_of
+from ._patience import POLL_S
 from ._posts import Posted, identified
 from ._retry import ASKED_MAX_S, Retry, RoomWait, retry_after_s
 from ._spool import BYTES_MAX, Spool
@@ -36,6 +38,10 @@ from ._wire import (
     CheckpointResponse,
     CloseRequest,
     DiscardRequest,
+    EvalList,
+    EvalTask,
+    EvalTaskList,
+    EvalVersion,
     ExportedRollout,
     ExtendRequest,
     FilterNames,
@@ -63,6 +69,7 @@ from ._wire import (
     PolicyStatus,
     PolicySteps,
     PolicyWhy,
+    Purpose,
     Receipt,
     ResetRequest,
     ResetResponse,
@@ -97,6 +104,8 @@ from ._wire import (
     Status,
     StepBucket,
     StepInfo,
+    SuiteInfo,
+    SuiteRequest,
     TrajectoryContent,
     TrajectoryPage,
     TrajectoryStory,
@@ -122,6 +131,9 @@ PAGE = 1_000
 
 OVERVIEW_PAGE = 200
 """The same for the overview, of which the API allows fewer."""
+
+TASKS_PAGE = 500
+"""The same for the tasks of a suite."""
 
 BULK_LINES = 512
 """Trajectories of one request of `post_many`: the service takes up to 16,384 and up to 64 MiB."""
@@ -330,6 +342,8 @@ class Client(AgentMethods):
         rollouts: int,
         group_id: str | None = None,
         group_size: int | None = None,
+        eval: str | None = None,
+        task: str | None = None,
         environment: str | None = None,
         wait_s: float | None = None,
     ) -> Admission:
@@ -341,10 +355,18 @@ class Client(AgentMethods):
         Name the group if all of the rollouts belong to one: missing places of a group that has begun always get room.
         If the group takes no more rollouts, `GroupDecided` is raised. Name the environment if the policy gives
         environments a minimum share.
+
+        With `eval`, the name of a suite, and perhaps its `task`, the rollouts evaluate the policy. They have room of
+        their own (`admissions.eval` of the rules) and no group.
         """
         place = path("admissions")
         request = AdmissionRequest(
-            policy=policy, rollouts=rollouts, group_id=group_id, group_size=group_size, environment=environment
+            policy=policy,
+            rollouts=rollouts,
+            group_id=group_id,
+            group_size=group_size,
+            environment=environment,
+            **evaluation_of(eval, task, group_id, group_size),
         )
         body = json_body(request, "POST", place)
         call = Call(method="POST", path=place, repeat=False, body=body)
@@ -412,10 +434,14 @@ class Client(AgentMethods):
         state: RolloutState | None = None,
         step: int | None = None,
         environment: str | None = None,
+        purpose: Purpose | None = None,
         order: ListOrder | None = None,
     ) -> Iterator[TrajectoryStory]:
         """Yields what became of rollouts, in the order in which they arrived or with `order="newest"` the newest first,
-        and asks for pages as they are read."""
+        and asks for pages as they are read.
+
+        With `purpose="eval"` they are the rollouts that evaluate the policy; without it, those that are trained.
+        """
         query = {
             "policy": policy,
             "execution_id": execution_id,
@@ -425,6 +451,7 @@ class Client(AgentMethods):
             "state": state,
             "step": step,
             "environment": environment,
+            "purpose": purpose,
             "order": order,
         }
         return self._pages(path("trajectories"), query, TrajectoryPage, lambda page: page.trajectories)
@@ -483,8 +510,8 @@ class Client(AgentMethods):
         is true. A score that comes after the decision about the rollout is stored, and changes nothing (`applied`).
         With a `lease` of `lease_scores` the score settles that work; if the lease has ended, `LeaseLost` is raised.
 
-        With a `turn`, which is its number from 0 or the id of its call, the score named `reward` is that of the turn, for
-        policies that compare turns.
+        With a `turn`, which is its number from 0 or the id of its call, the score named `reward` is that of the turn,
+        for policies that compare turns.
         """
         request = ScoreRequest(
             policy=policy,
@@ -557,6 +584,58 @@ class Client(AgentMethods):
         request = ScoreRetryRequest(policy=policy, name=name)
         return self._call("POST", path("scores", "retry"), request, into=ScoreRetried, repeat=False).retried
 
+    # Evaluation: rollouts of suites, which are never trained, and what they say about each version.
+
+    def put_suite(self, policy: str, suite: str, *, tasks: int, repeats: int = 1, threshold: float = 1.0) -> SuiteInfo:
+        """Says when a suite is complete at a version: when `tasks` tasks have `repeats` rollouts each.
+
+        `repeats` is also the largest k of pass@k. A rollout passes with a reward of at least `threshold`, which counts
+        for rollouts that come later.
+        """
+        request = SuiteRequest(tasks=tasks, repeats=repeats, threshold=threshold)
+        return self._call("PUT", path("policies", policy, "suites", suite), request, into=SuiteInfo)
+
+    def evals(
+        self, policy: str = "default", suite: str | None = None, *, before: int | None = None, limit: int | None = None
+    ) -> EvalList:
+        """Returns what each suite says about the versions of a policy, the newest first, or only what one suite says.
+
+        For each suite there are `limit` versions, at most 100 and without it 20. If there are `more`, ask for those
+        `before` the last one.
+        """
+        query = {"suite": suite, "before": before, "limit": limit}
+        return self._call("GET", path("policies", policy, "evals"), query=query, into=EvalList)
+
+    def wait_evals(self, policy: str, suite: str, version: int, *, wait_s: float | None = None) -> EvalVersion | None:
+        """Waits until a suite is complete at a version, and returns what it says. `put_suite` says when it is complete.
+
+        Returns None if that did not happen within `wait_s`. Without `wait_s`, the wait has no bound.
+        """
+        place = path("policies", policy, "evals")
+        end = None if wait_s is None else time.monotonic() + wait_s
+        while True:
+            left_s = POLL_S if end is None else min(POLL_S, max(0.0, end - time.monotonic()))
+            query = {"wait_complete": f"{suite}@{version}", "wait_ms": int(left_s * 1_000), "limit": 1}
+            for found in self._call("GET", place, query=query, into=EvalList).suites:
+                if found.versions and found.versions[0].version == version and found.versions[0].complete:
+                    return found.versions[0]
+            if end is not None and time.monotonic() >= end:
+                return None
+
+    def eval_tasks(self, policy: str, suite: str, version: int | None = None) -> Iterator[EvalTask]:
+        """Yields the tasks of a suite by name: what their rollouts say at a version, and what they said at the version
+        before. Without a `version` it is the newest one."""
+        place = path("policies", policy, "suites", suite, "tasks")
+        after: str | None = None
+        while True:
+            query = {"version": version, "after": after, "limit": TASKS_PAGE}
+            page = self._call("GET", place, query=query, into=EvalTaskList)
+            yield from page.tasks
+            # A newer version may get its first results before the next page is read.
+            version, after = page.version, page.next
+            if after is None:
+                return
+
     # Sessions, in which the service records the calls of agents.
 
     def open_session(
@@ -569,6 +648,9 @@ class Client(AgentMethods):
         group_size: int | None = None,
         environment: str | None = None,
         execution_id: str | None = None,
+        purpose: Purpose | None = None,
+        suite: str | None = None,
+        task: str | None = None,
         sampling: Sampling | None = None,
         ttl_s: int | None = None,
         idle_s: int | None = None,
@@ -584,6 +666,9 @@ class Client(AgentMethods):
             group_size=group_size,
             environment=environment,
             execution_id=execution_id,
+            purpose=purpose,
+            suite=suite,
+            task=task,
             sampling=sampling,
             ttl_s=ttl_s,
             idle_s=idle_s,
@@ -880,9 +965,11 @@ class Client(AgentMethods):
         verdict: Sequence[Verdict] | None = None,
         min_reward: float | None = None,
         where: str | None = None,
+        purpose: Purpose | None = None,
     ) -> Iterator[ExportedRollout]:
         """Yields the stored rollouts of a run as they arrive, whole groups in the order in which they were opened.
 
+        With `purpose="eval"` they are the rollouts that evaluate the policy; without it, those that are trained.
         Only a few rollouts are held in memory. The command `forebay export` writes data sets to files.
         """
         query = {
@@ -892,6 +979,7 @@ class Client(AgentMethods):
             "verdict": ",".join(verdict) if verdict else None,
             "min_reward": min_reward,
             "where": where,
+            "purpose": purpose,
         }
         call = Call(method="GET", path=path("exports"), query=query, repeat=True, accept=NDJSON)
         if self._config.check_version:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from . import _answers
 from ._answers import field
-from ._options import RolloutOptions, check_names, numbered, sampling_of
+from ._options import RolloutOptions, check_names, evaluation_of, numbered, sampling_of
 from ._record import TOKENS_MAX, Turns
 from ._retry import Retry
 from ._uuid import uuid7
@@ -86,6 +86,7 @@ class Recording:
         self.rollout_id = numbered(options.get("rollout_id"), data_pass) or uuid7()
         self.group_id = numbered(options.get("group_id"), data_pass)
         self.group_size = options.get("group_size")
+        self._evaluation = evaluation_of(options.get("eval"), options.get("task"), self.group_id, self.group_size)
         self.environment = options.get("environment")
         self.execution_id = options.get("execution_id")
         self.admission_id = None if admission is None else admission.admission_id
@@ -187,6 +188,7 @@ class Recording:
             admission_id=self.admission_id,
             sampling=self.sampling,
             metadata=self.metadata or None,
+            **self._evaluation,
         )
         if self._aborted is not None:
             metadata = {**self.metadata, "aborted": self._aborted[:REASON_CHARS_MAX]}

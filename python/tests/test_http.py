@@ -130,6 +130,8 @@ def test_calls_that_may_be_repeated_are_until_they_succeed(stub: Stubs, failure:
         lambda fb: fb.score_all([{"rollout_id": "r", "name": "judge", "value": 1.0}]),
         lambda fb: fb.lease_scores(["judge"], request_id="r"),
         lambda fb: fb.extend_scores(["k"]),
+        lambda fb: fb.put_suite("p", "s", tasks=2),
+        lambda fb: fb.wait_evals("p", "s", 1),
     ):
         server = stub(failure, failure, problem(404, "not-found"))
         assert count(server, lambda call=call, server=server: call(client_of(server))) == 3

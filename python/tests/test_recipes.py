@@ -117,12 +117,12 @@ def test_every_page_is_in_the_index_and_is_short() -> None:
 def test_an_evaluation_makes_a_curve_beside_the_training(
     recipes: Callable[..., tuple[Recipes, forebay.Client]],
 ) -> None:
-    known = {"6 * 7": 2, "8 * 9": 3}
-    """The version that can answer a question."""
+    known = {("6 * 7", 2), ("8 * 9", 2), ("8 * 9", 3)}
+    """Which version can answer which question."""
 
     def answer(request: Request) -> str:
-        (a, b), version = re.findall(r"\d+", request.text), current().version
-        return f"It is {int(a) * int(b)}" if version >= known[f"{a} * {b}"] else "I do not know"
+        a, b = re.findall(r"\d+", request.text)
+        return f"It is {int(a) * int(b)}" if (f"{a} * {b}", current().version) in known else "I do not know"
 
     recipe, fb = recipes(answer)
 
@@ -131,30 +131,33 @@ def test_an_evaluation_makes_a_curve_beside_the_training(
         assert status is not None
         return status
 
-    def curve() -> list[tuple[int, float | None]]:
-        return [(step.step, step.reward_trained) for step in fb.list_steps("math.eval")]
+    def curve() -> list[tuple[int | None, float, bool]]:
+        suites = fb.evals("math").suites
+        return [(found.step, found.mean, found.complete) for suite in suites for found in suite.versions[::-1]]
 
-    fb.put_policy("math", {})
-    fb.put_policy("math.eval", {})
+    fb.put_policy("math", {"group": {"size": 4}})
     with recipe.started("evaluation.md") as program:
         for version in (1, 2, 3):
             fb.publish("math", version, step=10 * version)
-            eventually(lambda version=version: len(curve()) == version or program.poll() is not None)
+            # `versions` leaves out what is old, so each version is evaluated before the next one is published.
+            eventually(lambda version=version: sum(at[2] for at in curve()) == version or program.poll() is not None)
         output, _ = program.communicate(timeout=60)
     assert program.returncode == 0, output
-    assert curve() == [(10, 0.0), (20, 0.5), (30, 1.0)]
-    assert output.splitlines() == [
-        "step 10: mean reward 0.00, solved at least once 0.00",
-        "step 20: mean reward 0.50, solved at least once 0.50",
-        "step 30: mean reward 1.00, solved at least once 1.00",
+    assert curve() == [(10, 0.0, True), (20, 1.0, True), (30, 0.5, True)]
+    lines = output.splitlines()
+    assert lines == [
+        "step 10: pass@1 0.00, pass@4 0.00",
+        "step 20: pass@1 1.00, pass@4 1.00",
+        "step 30: pass@1 0.50, pass@4 0.50",
+        "  6x7 got worse: 1.00 before, 0.00 now",
     ]
-    # Nothing of it reached the policy that is trained, and nothing waits.
-    assert list(fb.list_groups("math")) == []
-    assert {group.state for group in fb.list_groups("math.eval")} == {"batched"}
-    assert 'forebay_batch_reward_mean{policy="math.eval"' in fb.metrics()
+    # Nothing of it is trained.
+    assert list(fb.list_groups("math")) == [] and fb.lease("math", partial=True) is None
+    rollouts = list(fb.list_trajectories("math", purpose="eval"))
+    assert len(rollouts) == 24 == len(recipe.engine.requests)
     # What was evaluated is not evaluated again.
-    before = fb.stats()
-    assert recipe.run("evaluation.md") == "" and fb.stats() == before
+    assert recipe.run("evaluation.md").splitlines() == lines[-2:]
+    assert len(recipe.engine.requests) == 24
 
 
 def test_a_reward_of_parts_teaches_each_part(recipes: Callable[..., tuple[Recipes, forebay.Client]]) -> None:

@@ -113,7 +113,11 @@ OPERATIONS: dict[str, list[Callable[[forebay.Client], Any]]] = {
             rollout_at="/extra/id",
         ),
     ],
-    "post_admission": [lambda fb: fb.admit("p", rollouts=8, wait_s=0)],
+    "post_admission": [
+        lambda fb: fb.admit("p", rollouts=8, wait_s=0),
+        lambda fb: fb.admit("p", rollouts=8, group_id="g", group_size=2, environment="e", wait_s=0),
+        lambda fb: fb.admit("p", rollouts=8, eval="aime24", task="t", wait_s=0),
+    ],
     "list_batches": [lambda fb: list(fb.list_batches("p", state="leased", order="newest"))],
     "lease_batch": [
         lambda fb: fb.lease("p"),
@@ -132,7 +136,15 @@ OPERATIONS: dict[str, list[Callable[[forebay.Client], Any]]] = {
     "get_exports": [
         lambda fb: list(fb.export()),
         lambda fb: list(
-            fb.export("p", run=1, state=["trained", "open"], verdict=["kept"], min_reward=0.5, where="reward > 0.5")
+            fb.export(
+                "p",
+                run=1,
+                state=["trained", "open"],
+                verdict=["kept"],
+                min_reward=0.5,
+                where="reward > 0.5",
+                purpose="eval",
+            )
         ),
     ],
     "list_groups": [
@@ -168,6 +180,20 @@ OPERATIONS: dict[str, list[Callable[[forebay.Client], Any]]] = {
     ],
     "retry_scores": [lambda fb: fb.retry_scores("judge"), lambda fb: fb.retry_scores("judge", policy="p")],
     "get_scores": [lambda fb: fb.scores("r"), lambda fb: fb.scores("r", policy="p")],
+    "put_suite": [
+        lambda fb: fb.put_suite("p", "aime24", tasks=30),
+        lambda fb: fb.put_suite("p", "aime24", tasks=30, repeats=4, threshold=0.5),
+    ],
+    "list_evals": [
+        lambda fb: fb.evals("p"),
+        lambda fb: fb.evals("p", "aime24", before=7, limit=3),
+        # As the answer below says.
+        lambda fb: fb.wait_evals("p", "text", 3, wait_s=0),
+    ],
+    "list_eval_tasks": [
+        lambda fb: list(fb.eval_tasks("p", "aime24")),
+        lambda fb: list(fb.eval_tasks("p", "aime24", 7)),
+    ],
     "get_health": [lambda fb: fb.health()],
     "list_keys": [lambda fb: list(fb.list_keys())],
     "create_key": [lambda fb: fb.create_key("n", "train", policies=["p*"], expires_in_s=60)],
@@ -202,6 +228,7 @@ OPERATIONS: dict[str, list[Callable[[forebay.Client], Any]]] = {
             max_calls=1,
             metadata={"a": 1},
         ),
+        lambda fb: fb.open_session("p", purpose="eval", suite="aime24", task="t"),
     ],
     "finish_sessions": [lambda fb: fb.finish_sessions([_wire.SessionFinish(session_id="s", reward=1.0)] * 2)],
     "get_session": [lambda fb: fb.get_session("s")],
@@ -255,6 +282,7 @@ OPERATIONS: dict[str, list[Callable[[forebay.Client], Any]]] = {
                 state="open",
                 step=1,
                 environment="e",
+                purpose="eval",
                 order="newest",
             )
         ),

@@ -43,6 +43,13 @@ test("the story of a checkpointed rollout ends with its checkpoint, and a purge 
         ["b2", ["t, attempt 2", "staleness 2 (current v5)", "in 2 batches so far"]]);
 });
 
+test("a result of a suite is evaluated, and not a group that was discarded", () => {
+    const evaluated = { state: "discarded", group: { state: "discarded", reason: "evaluated", arrived: 1, size: 1 } };
+    assert.deepEqual(titles(evaluated), ["received", "kept", "evaluated"]);
+    assert.equal(moments({ ...STORY, ...evaluated }, null, null)[2].kind, "good");
+    assert.deepEqual(stateWords({ ...STORY, ...evaluated }), ["●", "good", "evaluated"]);
+});
+
 test("a state has a glyph, a kind and words, also one of a newer service", () => {
     assert.deepEqual(stateWords({ state: "trained", step: 7 }), ["◐", "warn", "trained, step 7"]);
     assert.deepEqual(stateWords({ state: "unheard-of", step: null }), ["?", "quiet", "unheard-of"]);

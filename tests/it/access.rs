@@ -11,7 +11,7 @@ use crate::support::{Backend, TestApp, on_both_stores, rollout, text, with};
 const NOBODY: &str = "0197d000-0000-7000-8000-000000000000";
 
 /// Which roles may make each call, as documented. P produce, T train, R read, A admin; `-` needs no key.
-const PROMISED: [(&str, &str); 54] = [
+const PROMISED: [(&str, &str); 57] = [
     ("POST /admissions", "PA"),
     ("POST /trajectories", "PA"),
     ("POST /imports/{format}", "PA"),
@@ -44,6 +44,9 @@ const PROMISED: [(&str, &str); 54] = [
     ("PUT /policies/{policy}", "A"),
     ("PATCH /policies/{policy}", "A"),
     ("PUT /policies/{policy}/version", "TA"),
+    ("PUT /policies/{policy}/suites/{suite}", "PTA"),
+    ("GET /policies/{policy}/evals", "PSTRA"),
+    ("GET /policies/{policy}/suites/{suite}/tasks", "PSTRA"),
     ("POST /policies/{policy}/checkpoints", "TA"),
     ("POST /policies/{policy}/resume", "TA"),
     ("POST /policies/{policy}/reset", "A"),

@@ -23,6 +23,7 @@ mod dashboards;
 mod demo;
 mod documents;
 mod environments;
+mod evals;
 mod executions;
 mod exports;
 mod facades;

@@ -77,7 +77,7 @@ async fn the_service_accepts_the_examples() {
             assert!(!example.is_null(), "{verb} {path} has no example");
             // This test has its own service, because some of these calls change the results of others.
             let app = TestApp::start(Backend::Sqlite).await;
-            let path = path.replace("{policy}", "default").replace("{format}", "chat");
+            let path = path.replace("{policy}", "default").replace("{format}", "chat").replace("{suite}", "aime24");
             let path = path.replace("{id}", "0190a5a0-0000-7000-8000-000000000000");
             let method: Method = verb.to_uppercase().parse().expect("it is a method");
             let request = app.http.request(method, format!("{}{path}", app.url)).header("content-type", media);

@@ -175,7 +175,7 @@ impl Upstreams {
 
     /// The engine of a policy's calls.
     pub(crate) fn of_policy(&self, policy: &PolicyName) -> Result<Arc<Route>, NoUpstream> {
-        self.find(|route| route.policies.as_ref().is_some_and(|globs| globs.matches(policy.as_str())))
+        self.find(|route| route.policies.as_ref().is_some_and(|globs| globs.matches(policy.public().as_str())))
             .ok_or_else(|| NoUpstream::Unrouted { what: format!("policy `{policy}`") })
     }
 

@@ -46,7 +46,7 @@ use crate::{
         refusals::Refusals,
     },
     routes::{
-        admissions, batches, console, groups, imports, keys,
+        admissions, batches, console, evals, groups, imports, keys,
         looking::{content, exports, filters, journal, series, steps, why},
         operations, policies, samples, score_leases, scores, sessions,
         tokenizers::{self, Tokenizers},
@@ -235,6 +235,9 @@ fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(policies::checkpoint))
         .routes(routes!(policies::resume))
         .routes(routes!(policies::reset))
+        .routes(routes!(evals::put))
+        .routes(routes!(evals::tasks))
+        .routes(routes!(evals::list))
         .routes(routes!(why::overview))
         .routes(routes!(why::policy))
         .routes(routes!(why::id))

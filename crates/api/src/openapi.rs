@@ -42,6 +42,7 @@ const SCHEME: &str = "key";
     tags(
         (name = "agents", description = "Post trajectories and look up their state"),
         (name = "scorers", description = "Give scores to rollouts, and lease the work of giving them"),
+        (name = "evaluation", description = "See what suites of tasks say about each version"),
         (name = "trainers", description = "Lease and ack batches, record checkpoints and resume"),
         (name = "policies", description = "Rules, versions and status of policies"),
         (name = "console", description = "Looking: what the live page asks"),

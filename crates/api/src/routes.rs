@@ -4,6 +4,7 @@ pub(crate) mod admissions;
 pub(crate) mod batches;
 pub(crate) mod bulk;
 pub(crate) mod console;
+pub(crate) mod evals;
 pub(crate) mod groups;
 pub(crate) mod imports;
 pub(crate) mod keys;

@@ -13,7 +13,7 @@ pub mod room;
 
 use std::{collections::BTreeSet, sync::Mutex};
 
-use forebay_wire::{AdmissionRequest, BacklogRules, Violation};
+use forebay_wire::{AdmissionRequest, BacklogRules, Purpose, Violation};
 
 use self::room::{BACKLOGS_MAX, NoRoom};
 use crate::{
@@ -125,6 +125,19 @@ impl RoomRequest {
         }
         if let Some(Err(detail)) = sent.environment.as_deref().map(check_name) {
             refuse("/environment", detail);
+        }
+        let mut policy = policy;
+        if sent.purpose == Purpose::Eval {
+            policy = policy.evaluations();
+            if sent.group_id.is_some() || sent.group_size.is_some() {
+                let detail = "must be absent with `\"purpose\": \"eval\"`: such rollouts are compared with no others";
+                refuse("/group_id", detail.to_owned());
+            }
+            if let Some(Err(error)) = sent.suite.as_deref().map(PolicyName::parse) {
+                refuse("/suite", error.to_string());
+            }
+        } else if sent.suite.is_some() || sent.task.is_some() {
+            refuse("/purpose", "must be `eval` beside `suite` and `task`".to_owned());
         }
         let AdmissionRequest { rollouts, group_size, environment, .. } = sent;
         match group_id {

@@ -10,10 +10,7 @@ use bytes::{Buf as _, BufMut as _};
 use forebay_wire::{Gigpo, Norm, Segment, TurnReturn, TurnSpan};
 use memchr::memchr;
 
-use crate::{
-    advantage::{centred, fit, standardized},
-    scores::Score,
-};
+use crate::advantage::{centred, fit, standardized};
 
 /// The most turns of a rollout whose turns are compared.
 pub const TURNS_MAX: usize = 4_096;
@@ -111,19 +108,15 @@ pub fn pack(turns: &[Turn]) -> Vec<u8> {
     packed
 }
 
-/// Puts rewards into turns that were given to them: the mean of what several scorers gave.
-pub fn reward(turns: &mut [Turn], given: &[Score]) {
+/// Puts rewards into turns that were given to them, each with the number of its turn: the mean of what several scorers gave.
+pub fn reward(turns: &mut [Turn], given: impl IntoIterator<Item = (u32, f64)>) {
     let mut counts: HashMap<u32, f64> = HashMap::new();
-    for score in given.iter().filter(|score| score.applied) {
-        let Some(place) = score.turn else { continue };
+    for (place, value) in given {
         let Some(turn) = turns.get_mut(place as usize) else { continue };
         let before = counts.entry(place).or_default();
         // Each value is divided before it is added, because a sum of finite values may be infinite.
-        turn.reward = if *before == 0.0 {
-            score.value
-        } else {
-            turn.reward * (*before / (*before + 1.0)) + score.value / (*before + 1.0)
-        };
+        turn.reward =
+            if *before == 0.0 { value } else { turn.reward * (*before / (*before + 1.0)) + value / (*before + 1.0) };
         *before += 1.0;
     }
 }

@@ -152,6 +152,9 @@ impl CallerId {
     }
 }
 
+/// What follows the name of a policy in the name of its evaluations. No policy has it in its name.
+const EVALUATIONS: &str = "@eval";
+
 /// A policy in training.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PolicyName(Arc<str>);
@@ -165,7 +168,35 @@ impl PolicyName {
         if fits && !matches!(text, "." | "..") { Ok(Self(text.into())) } else { Err(InvalidId::PolicyName) }
     }
 
-    /// The name.
+    /// Reads a name as the store has it: that of a policy, or of the rollouts that evaluate one.
+    pub fn stored(text: &str) -> Result<Self, InvalidId> {
+        Self::parse(text.strip_suffix(EVALUATIONS).unwrap_or(text)).map(|_| Self(text.into()))
+    }
+
+    /// The name under which the store keeps the rollouts that evaluate this policy. They are a policy of their own there, so
+    /// that nothing of them is grouped, batched or counted with what is trained.
+    #[must_use]
+    pub fn evaluations(&self) -> Self {
+        if self.is_evaluations() { self.clone() } else { Self(format!("{}{EVALUATIONS}", self.0).into()) }
+    }
+
+    /// Whether this is such a name.
+    #[must_use]
+    pub fn is_evaluations(&self) -> bool {
+        self.0.ends_with(EVALUATIONS)
+    }
+
+    /// The policy that callers know: the one that is evaluated, if this is such a name.
+    #[must_use]
+    pub fn public(&self) -> Self {
+        if self.is_evaluations() { Self(self.public_str().into()) } else { self.clone() }
+    }
+
+    fn public_str(&self) -> &str {
+        self.0.strip_suffix(EVALUATIONS).unwrap_or(&self.0)
+    }
+
+    /// The name in the store, in metrics and in the log.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
@@ -179,9 +210,10 @@ impl Default for PolicyName {
     }
 }
 
+/// As callers know it.
 impl fmt::Display for PolicyName {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.0)
+        f.write_str(self.public_str())
     }
 }
 

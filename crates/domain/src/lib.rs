@@ -40,6 +40,7 @@ pub mod warnings;
 
 pub mod ingest;
 
+pub mod evals;
 pub mod evaluation;
 
 pub mod score_work;

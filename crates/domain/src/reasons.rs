@@ -27,6 +27,8 @@ reasons! {
     EXHAUSTED = "exhausted";
     /// A group without a kept rollout.
     ALL_MASKED = "all-masked";
+    /// The group of a rollout that evaluates its policy, once that is decided: nothing of it is trained.
+    EVALUATED = "evaluated";
     /// A group or batch of a run that was ended.
     RESET = "reset";
     /// A group or batch that a forced resume discarded, because its payloads are purged.

@@ -275,10 +275,12 @@ fn check_numbers(rules: &PolicyRules, violations: &mut Vec<Violation>) {
     within("/lease/max_resumes", rules.lease.max_resumes.into(), 0, 1_000);
     within("/backlog/max_ready_rollouts", rules.backlog.max_ready_rollouts, 1, i64::MAX as u64);
     within("/backlog/max_bytes", rules.backlog.max_bytes, 1, i64::MAX as u64);
+    within("/admissions/eval", rules.admissions.eval, 1, i64::MAX as u64);
     let retention = &rules.retention;
     within("/retention/trained_s", retention.trained_s, 0, DURATION_S_MAX);
     within("/retention/settled_s", retention.settled_s, 0, DURATION_S_MAX);
     within("/retention/dropped_s", retention.dropped_s, 0, DURATION_S_MAX);
+    within("/retention/evaluated_s", retention.evaluated_s, 0, DURATION_S_MAX);
     within("/retention/tombstone_s", retention.tombstone_s, 0, DURATION_S_MAX);
     check_environments(rules, violations);
     check_backlog(rules, violations);

@@ -100,6 +100,11 @@ pub fn all<'a>(
     scores
 }
 
+/// The rewards of turns among scores, with the numbers of the turns.
+pub fn of_turns(given: &[Score]) -> impl Iterator<Item = (u32, f64)> {
+    given.iter().filter(|score| score.applied).filter_map(|score| Some((score.turn?, score.value)))
+}
+
 /// The same for a rollout with the reward of its row. Rules that use scores make another reward of them, so the producer's is
 /// among the given then.
 #[must_use]

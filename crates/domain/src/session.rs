@@ -13,7 +13,7 @@ use std::{
     sync::Arc,
 };
 
-use forebay_wire::{Requirement, Sampling, SessionAssembly};
+use forebay_wire::{Purpose, Requirement, Sampling, SessionAssembly};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
@@ -424,6 +424,13 @@ pub struct SessionSpec {
     pub sampling: Sampling,
     /// Free-form object.
     pub metadata: Option<Box<RawValue>>,
+    /// What its rollouts are for.
+    #[serde(default, skip_serializing_if = "Purpose::is_default")]
+    pub purpose: Purpose,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub suite: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub task: Option<String>,
 }
 
 impl SessionSpec {

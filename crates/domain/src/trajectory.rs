@@ -13,6 +13,7 @@ use serde_json::value::RawValue;
 
 use crate::{
     credit::{self, Turn},
+    evals::Evaluates,
     formats::{
         canonical::{CheckedJson, ContentDigest, Hasher, JsonKind, check_json},
         codes,
@@ -50,7 +51,10 @@ pub struct TrajectoryLimits {
 /// The complete record of one rollout, valid in itself.
 #[derive(Debug)]
 pub struct Trajectory {
+    /// The policy, or its evaluations.
     pub policy: PolicyName,
+    /// What it is a result of, if it evaluates the policy.
+    pub evaluates: Option<Evaluates>,
     pub rollout_id: RolloutId,
     pub group_id: Option<GroupId>,
     pub group_size: Option<u32>,
@@ -243,6 +247,15 @@ impl Trajectory {
         let admission_id = found.id("/admission_id", sent.admission_id.as_deref(), str::parse);
         found.text("/environment", sent.environment.as_deref());
         check_scalars(&sent, &mut found);
+        let named = (sent.purpose, sent.suite.as_deref(), sent.task.as_deref());
+        let own_id = sent.rollout_id.as_deref().unwrap_or_default();
+        let evaluates = Evaluates::parse(named, own_id, |pointer, detail| found.push(pointer, detail));
+        let policy = if evaluates.is_some() { policy.evaluations() } else { policy };
+        if evaluates.is_some() {
+            let detail = "must be absent with `\"purpose\": \"eval\"`: such a rollout is compared with no other";
+            found.require(sent.group_id.is_none(), "/group_id", detail);
+            found.require(sent.group_size.is_none(), "/group_size", detail);
+        }
         segments::clear_ignored(&mut sent.segments);
         segments::check(&sent.segments, limits, &mut found);
         turns::check(&sent, limits, &mut found);
@@ -252,6 +265,9 @@ impl Trajectory {
             return Ok(Err(found.0));
         }
         let rollout_id = named_rollout.unwrap_or_else(RolloutId::mint);
+        // Without an id of its own, it was not known when its task was named by it.
+        let evaluates =
+            evaluates.map(|of| if of.task.is_empty() { Evaluates { task: rollout_id.to_string(), ..of } } else { of });
         let content = digest(&sent, &policy, &rollout_id, messages, metadata);
         let sampled_nothing = !sent.turns.is_empty() && sent.turns.iter().all(|turn| turn.tokens.is_empty());
         let checked = |sent: wire::Trajectory, retries, form: Option<turns::AssembledForm>, others| {
@@ -269,6 +285,7 @@ impl Trajectory {
             Self {
                 facts,
                 policy: policy.clone(),
+                evaluates: evaluates.clone(),
                 rollout_id: rollout_id.clone(),
                 group_id: group_id.clone(),
                 group_size: sent.group_size,
@@ -367,6 +384,9 @@ fn check_scalars(sent: &wire::Trajectory, found: &mut Violations) {
         turns: _,
         messages: _,
         metadata: _,
+        purpose: _,
+        suite: _,
+        task: _,
     } = sent;
     if let Some(size) = *group_size {
         found.require((1..=GROUP_SIZE_MAX).contains(&size), "/group_size", &format!("must be 1 to {GROUP_SIZE_MAX}"));
@@ -506,6 +526,9 @@ fn digest(
         sampling: Sampling { temperature, top_p, top_k },
         segments,
         turns,
+        purpose,
+        suite,
+        task,
         // Given as they were parsed.
         policy: _,
         rollout_id: _,
@@ -546,6 +569,11 @@ fn digest(
     // have the digest of one whose execution has the same text as its id.
     if let Some(execution_id) = execution_id {
         hasher.text(execution_id);
+    }
+    if *purpose == wire::Purpose::Eval {
+        hasher.text("eval");
+        hasher.option(suite.as_deref(), Hasher::text);
+        hasher.option(task.as_deref(), Hasher::text);
     }
     for (index, segment) in segments.iter().enumerate() {
         if let Some(advantages) = &segment.advantages {

@@ -8,10 +8,13 @@ use arrow_array::{
     Array, ArrayRef, ArrowPrimitiveType, BooleanArray, Float32Array, Float64Array, Int32Array, Int64Array, RecordBatch,
     StringArray,
     cast::AsArray as _,
+    new_null_array,
     types::{Float32Type, Float64Type, Int32Type, Int64Type, UInt8Type},
 };
 use arrow_schema::{ArrowError, DataType, Field, Schema, SchemaRef};
-use forebay_wire::{ExportCounts, ExportResult, ExportedRollout, Sampling, Segment, Trajectory, TurnSpan, VersionSpan};
+use forebay_wire::{
+    ExportCounts, ExportResult, ExportedRollout, Purpose, Sampling, Segment, Trajectory, TurnSpan, VersionSpan,
+};
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 
@@ -45,6 +48,8 @@ pub fn schema() -> SchemaRef {
             field("group_size", DataType::Int64, true),
             field("rollout_id", DataType::Utf8, false),
             field("execution_id", DataType::Utf8, true),
+            field("suite", DataType::Utf8, true),
+            field("task", DataType::Utf8, true),
             field("segment", DataType::Int32, false),
             field("segments", DataType::Int32, false),
             field("kind", DataType::Utf8, true),
@@ -119,7 +124,10 @@ fn row_bytes(row: &Row<'_>) -> usize {
     let floats = [row.logprobs, row.teacher_logprobs, row.values, row.advantages];
     let floats = floats.into_iter().flatten().map(<[_]>::len).sum::<usize>();
     let json = [row.messages, row.metadata].into_iter().flatten().map(|json| json.get().len()).sum::<usize>();
-    let texts = [row.reason, row.environment, row.execution_id, row.kind].into_iter().flatten().map(str::len);
+    let texts = [row.reason, row.environment, row.execution_id, row.suite, row.task, row.kind]
+        .into_iter()
+        .flatten()
+        .map(str::len);
     let names = row.policy.len() + row.group_id.len() + row.rollout_id.len() + texts.sum::<usize>();
     let numbers = 4 * (row.tokens.map_or(0, <[_]>::len) + floats) + row.loss_mask.map_or(0, <[_]>::len);
     let keys = row.turns.into_iter().flatten().filter_map(|turn| turn.state_key.as_ref()).map(String::len);
@@ -163,6 +171,8 @@ fn columns(rows: &[Row<'_>]) -> Vec<ArrayRef> {
         longs(|row| row.group_size.map(i64::from)),
         names(&|row| Some(row.rollout_id)),
         names(&|row| row.execution_id),
+        names(&|row| row.suite),
+        names(&|row| row.task),
         ints(|row| row.segment),
         ints(|row| row.segments),
         names(&|row| row.kind),
@@ -196,6 +206,10 @@ pub fn conform(received: &RecordBatch) -> Result<RecordBatch, ArrowError> {
     let schema = schema();
     let column = |field: &Arc<Field>| {
         let column = received.column_by_name(field.name()).cloned();
+        // An earlier version knows no evaluation.
+        let is_of_evaluation = ["suite", "task"].contains(&field.name().as_str());
+        let column =
+            column.or_else(|| is_of_evaluation.then(|| new_null_array(field.data_type(), received.num_rows())));
         column.ok_or_else(|| ArrowError::SchemaError(format!("the column {} is missing", field.name())))
     };
     let columns = schema.fields().iter().map(column).collect::<Result<Vec<_>, _>>()?;
@@ -325,6 +339,9 @@ impl Rows<'_> {
                 segments: segment.into_iter().collect(),
                 messages: self.json("messages", row)?,
                 metadata: self.json("metadata", row)?,
+                purpose: if self.text("suite", row).is_some() { Purpose::Eval } else { Purpose::Train },
+                suite: self.text("suite", row),
+                task: self.text("task", row),
                 // An export has what became of these, in `result` and in the segments.
                 policy_version: None,
                 admission_id: None,

@@ -1,7 +1,7 @@
 //! Whose rollout a record is: its policy, ids, group and reward. They come from the options of the caller, from the
 //! record, or from the format, in this order of precedence.
 
-use forebay_wire::{Components, Number, Object, Sampling, Status, Trajectory};
+use forebay_wire::{Components, Number, Object, Purpose, Sampling, Status, Trajectory};
 use serde::{Deserialize, Deserializer, de};
 use serde_json::value::RawValue;
 
@@ -109,6 +109,10 @@ impl Labels {
             reward_components: self.reward_components.map(|Components(parts)| parts).unwrap_or_default(),
             sampling: self.sampling.unwrap_or_default(),
             metadata: self.metadata,
+            // Records of other formats are for training.
+            purpose: Purpose::Train,
+            suite: None,
+            task: None,
             // These are no labels: the reader of the format fills them.
             admission_id: None,
             segments: Vec::new(),

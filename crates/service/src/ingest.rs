@@ -105,7 +105,8 @@ pub(crate) async fn ingest_bundles(buffer: &Buffer, bundles: Vec<Bundle>) -> Res
             ingest_again(buffer, &bundles, &mut outcomes, not_evaluated).await?;
             continue;
         }
-        let Some(name) = unknown_policy(&outcomes).filter(|_| buffer.options.auto_create) else {
+        let creates = |name: &PolicyName| buffer.options.auto_create || name.is_evaluations();
+        let Some(name) = unknown_policy(&outcomes).filter(creates) else {
             return Ok(outcomes);
         };
         let of_policy =
@@ -218,6 +219,11 @@ fn report_one(buffer: &Buffer, new: &NewRollout, ingested: &Ingested) {
     // Work is made by rollouts that lack scores, and opened by the one that takes the last place of their group.
     if ingested.fill.scoring > 0 {
         replicas::wake(buffer, Awaited::Work, &ingested.policy);
+    }
+    if ingested.policy.is_evaluations() {
+        // That its group is discarded is no loss.
+        buffer.evaluated(&ingested.policy);
+        return;
     }
     if let Some(state) = ingested.decided {
         let failed = &ingested.failed_group_filters;

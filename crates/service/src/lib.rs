@@ -24,6 +24,7 @@ pub mod lease;
 
 pub mod reading;
 
+pub mod evals;
 pub mod samples;
 pub mod scores;
 
@@ -60,7 +61,7 @@ use forebay_domain::{
     session::SessionLimits,
     trajectory::TrajectoryLimits,
 };
-use forebay_store::{Store, error::StoreError};
+use forebay_store::{Store, error::StoreError, ops::evals::OpenEvaluations};
 use forebay_telemetry::metrics::Metrics;
 use tokio::sync::watch;
 
@@ -266,6 +267,14 @@ impl Buffer {
     /// Creates a policy for the first work of a producer, if the configuration allows that. Reads and calls of a
     /// trainer create none, because a misspelt name would then create a policy.
     async fn create(&self, name: &PolicyName) -> Result<(), BufferError> {
+        if name.is_evaluations() {
+            let policy = name.public();
+            if !self.store.write(OpenEvaluations { policy: policy.clone(), now: self.clock.now() }).await? {
+                Box::pin(self.create(&policy)).await?;
+                self.store.write(OpenEvaluations { policy, now: self.clock.now() }).await?;
+            }
+            return Ok(());
+        }
         if !self.options.auto_create {
             return Err(Refusal::UnknownPolicy(name.clone()).into());
         }

@@ -158,7 +158,7 @@ impl Buffer {
     ) -> Result<Vec<PolicyOverview>, BufferError> {
         let mut overviews = Vec::new();
         loop {
-            let page = self.store.read(ListPolicies { after, limit: POLICIES_AT_ONCE }).await?;
+            let page = self.store.read(ListPolicies { after, limit: POLICIES_AT_ONCE, evaluations: false }).await?;
             let is_last = page.len() < POLICIES_AT_ONCE as usize;
             after = page.last().map(|policy| policy.name.as_str().to_owned()).unwrap_or_default();
             for policy in page.into_iter().filter(|policy| sees(&policy.name)) {

@@ -5,7 +5,10 @@
 
 pub mod work;
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{BTreeSet, HashMap},
+    sync::Arc,
+};
 
 use forebay_bounds::work::on_thread;
 use forebay_domain::{
@@ -34,7 +37,16 @@ impl Buffer {
     /// Stores scores, all or none. When it returns, every rollout that they complete is judged, and every group that waited
     /// only for them is decided.
     #[instrument(level = "debug", skip_all)]
-    pub async fn put_scores(&self, scores: Vec<NewScore>) -> Result<Vec<Scored>, BufferError> {
+    pub async fn put_scores(&self, mut scores: Vec<NewScore>) -> Result<Vec<Scored>, BufferError> {
+        let policies: BTreeSet<PolicyName> = scores.iter().map(|new| new.policy.clone()).collect();
+        for policy in policies {
+            let of_policy = || scores.iter().filter(|new| new.policy == policy);
+            let evaluating =
+                self.evaluating(policy.clone(), of_policy().map(|new| new.rollout_id.clone()).collect()).await?;
+            for new in scores.iter_mut().filter(|new| new.policy == policy && evaluating.contains(&new.rollout_id)) {
+                new.policy = policy.evaluations();
+            }
+        }
         let scores = Arc::new(scores);
         let mut judged: HashMap<RolloutPk, (u32, Judged)> = HashMap::new();
         // A request with many rollouts has them evaluated in parts. A rollout that comes again has other scores, or another
@@ -62,6 +74,7 @@ impl Buffer {
     /// The scores of a rollout, in the current run of its policy.
     #[instrument(level = "debug", skip_all, fields(policy.name = %policy))]
     pub async fn scores(&self, policy: PolicyName, rollout_id: RolloutId) -> Result<FoundScores, BufferError> {
+        let policy = self.stored_under(policy, &rollout_id).await?;
         Ok(self.store.read(FindScores { policy, rollout_id }).await??)
     }
 }
@@ -84,7 +97,9 @@ fn report(buffer: &Buffer, stored: &[Scored]) {
             report_decision(buffer, &scored.policy, decision);
         }
         let of_group = is_first(|one, other| (&one.policy, &one.group_id) == (&other.policy, &other.group_id));
-        if let Some((state, failed)) = scored.decided.as_ref().filter(|_| of_group) {
+        if scored.policy.is_evaluations() {
+            buffer.evaluated(&scored.policy);
+        } else if let Some((state, failed)) = scored.decided.as_ref().filter(|_| of_group) {
             ingest::report_decided(buffer, &scored.policy, *state, scored.group_reason.as_deref(), failed);
         }
     }

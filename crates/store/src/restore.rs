@@ -357,7 +357,7 @@ mod tests {
     async fn policies(store: &Arc<Store>) -> Vec<String> {
         assert_eq!(store.integrity().await.expect("it can be read"), Vec::<String>::new());
         let policies = store
-            .read(crate::ops::policy::ListPolicies { after: String::new(), limit: 9 })
+            .read(crate::ops::policy::ListPolicies { after: String::new(), limit: 9, evaluations: false })
             .await
             .expect("it can be read");
         policies.into_iter().map(|policy| policy.name.as_str().to_owned()).collect()

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::Purpose;
+
 /// A request to reserve room for rollouts that are about to start.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -28,6 +30,19 @@ pub struct AdmissionRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 256))]
     pub environment: Option<String>,
+    /// Whether they are trained (`train`, the default) or evaluate the policy (`eval`). Evaluation has its own
+    /// room, `admissions.eval` of the rules.
+    #[serde(default, deserialize_with = "super::object::or_default", skip_serializing_if = "Purpose::is_default")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<Purpose>, default = "train"))]
+    pub purpose: Purpose,
+    /// Name of the suite that they are results of; it may be known later.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 128, pattern = "^[A-Za-z0-9._-]+$"))]
+    pub suite: Option<String>,
+    /// Name of their task in the suite, if it is known.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 256))]
+    pub task: Option<String>,
 }
 
 /// Room that was reserved.

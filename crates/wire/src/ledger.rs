@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Status, Verdict};
+use super::{Purpose, Status, Verdict};
 
 /// What happened to a rollout, from its arrival until its payload is purged.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -12,6 +12,16 @@ use super::{Status, Verdict};
 pub struct TrajectoryStory {
     /// Policy of the rollout.
     pub policy: String,
+    /// Whether it is trained, or evaluates the policy.
+    #[serde(default, skip_serializing_if = "Purpose::is_default")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<Purpose>, default = "train"))]
+    pub purpose: Purpose,
+    /// Suite that it is a result of, if it evaluates the policy.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub suite: Option<String>,
+    /// Its task in the suite.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub task: Option<String>,
     /// Run of the policy in which it arrived.
     pub run: i64,
     /// Identity of the rollout.

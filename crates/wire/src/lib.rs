@@ -12,6 +12,7 @@ mod admission;
 mod advantage;
 mod batch;
 mod content;
+mod eval;
 mod export;
 mod filters;
 mod finite;
@@ -42,6 +43,10 @@ pub use batch::{
 pub use content::{
     ContentMessage, Delivered, MessagePage, SegmentSummary, SegmentVersions, TokenMap, TokenWindow, TrajectoryContent,
 };
+pub use eval::{
+    EvalDifference, EvalList, EvalRollout, EvalTask, EvalTaskList, EvalTaskResult, EvalVersion, PassAt, Purpose,
+    SuiteEvals, SuiteInfo, SuiteRequest,
+};
 pub use export::{ExportCounts, ExportResult, ExportSummary, ExportedRollout};
 pub use filters::{
     FailedFilter, FilterNames, FilterVariable, GroupOutcomes, LookedAt, RolloutOutcomes, TriedChange, TriedGroups,
@@ -62,9 +67,9 @@ pub use policy::{
 };
 pub use problem::{PROBLEM_JSON, Problem, Violation};
 pub use rules::{
-    BacklogRules, BatchOrder, BatchRules, EnvironmentRules, FilterAction, FilterRule, FilterScope, GroupRules,
-    LeaseRules, LossWeighting, OnDrop, PolicyRules, RecordRules, Requirement, RetentionRules, Retries, ScoreRules,
-    ScoreWork, ScoreWorkPer, SessionRules, Settle, StalenessAction, StalenessRules,
+    AdmissionRules, BacklogRules, BatchOrder, BatchRules, EnvironmentRules, FilterAction, FilterRule, FilterScope,
+    GroupRules, LeaseRules, LossWeighting, OnDrop, PolicyRules, RecordRules, Requirement, RetentionRules, Retries,
+    ScoreRules, ScoreWork, ScoreWorkPer, SessionRules, Settle, StalenessAction, StalenessRules,
 };
 pub use score::{
     ScoreExtendRequest, ScoreExtended, ScoreInclude, ScoreInfo, ScoreItem, ScoreItemRollout, ScoreLeaseRequest,

@@ -37,6 +37,10 @@ pub struct PolicyRules {
     /// How old trained tokens may be when they are first delivered.
     #[serde(deserialize_with = "super::object::one")]
     pub staleness: StalenessRules,
+    /// Room for rollouts that are not trained.
+    #[serde(deserialize_with = "super::object::one", skip_serializing_if = "AdmissionRules::are_default")]
+    #[cfg_attr(feature = "openapi", schema(required = false))]
+    pub admissions: AdmissionRules,
     /// Bounds of the data that is not yet trained.
     #[serde(deserialize_with = "super::object::one")]
     pub backlog: BacklogRules,
@@ -71,6 +75,7 @@ impl Default for PolicyRules {
             loss_weighting: LossWeighting::default(),
             loss_constant: None,
             staleness: StalenessRules::default(),
+            admissions: AdmissionRules::default(),
             backlog: BacklogRules::default(),
             settle: Settle::default(),
             retention: RetentionRules::default(),
@@ -278,6 +283,29 @@ impl Default for BacklogRules {
     }
 }
 
+/// Room for rollouts that are not trained.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(default, deny_unknown_fields)]
+pub struct AdmissionRules {
+    /// Number of rollouts that evaluate the policy and that are under way, or wait for scores.
+    #[cfg_attr(feature = "openapi", schema(minimum = 1))]
+    pub eval: u64,
+}
+
+impl AdmissionRules {
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+    fn are_default(&self) -> bool {
+        *self == Self::default()
+    }
+}
+
+impl Default for AdmissionRules {
+    fn default() -> Self {
+        Self { eval: 4_096 }
+    }
+}
+
 /// What settles an acked batch, so that no resume without `force` brings it back.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -302,13 +330,25 @@ pub struct RetentionRules {
     /// Seconds after a drop, a discard or a staleness verdict. With 0, payloads of dropped and late rollouts are not
     /// stored at all.
     pub dropped_s: u64,
+    /// Seconds after the decision about a rollout that evaluates the policy.
+    #[serde(skip_serializing_if = "is_week")]
+    #[cfg_attr(feature = "openapi", schema(required = false))]
+    pub evaluated_s: u64,
     /// Seconds that ledger rows are kept after their payloads are purged.
     pub tombstone_s: u64,
 }
 
+/// The default is not stored, so that versions that do not know the key can read rules without it.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_week(seconds: &u64) -> bool {
+    *seconds == WEEK_S
+}
+
+const WEEK_S: u64 = 604_800;
+
 impl Default for RetentionRules {
     fn default() -> Self {
-        Self { trained_s: 604_800, settled_s: 3600, dropped_s: 0, tombstone_s: 604_800 }
+        Self { trained_s: WEEK_S, settled_s: 3600, dropped_s: 0, evaluated_s: WEEK_S, tombstone_s: WEEK_S }
     }
 }
 

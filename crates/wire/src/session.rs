@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use super::{Receipt, Sampling, Status};
+use super::{Purpose, Receipt, Sampling, Status};
 
 /// A request to open a session: one execution of an agent, whose calls are recorded.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -43,6 +43,18 @@ pub struct SessionRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 256))]
     pub execution_id: Option<String>,
+    /// Whether its rollouts are trained (`train`, the default) or evaluate the policy (`eval`).
+    #[serde(default, deserialize_with = "super::object::or_default", skip_serializing_if = "Purpose::is_default")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<Purpose>, default = "train"))]
+    pub purpose: Purpose,
+    /// Name of the suite that they are results of; needed with the purpose `eval`, and only with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 128, pattern = "^[A-Za-z0-9._-]+$"))]
+    pub suite: Option<String>,
+    /// Name of their task in the suite, with the purpose `eval`; `rollout_id` when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 256))]
+    pub task: Option<String>,
     /// How tokens are sampled. It replaces what the agent's calls ask for.
     #[serde(default, deserialize_with = "super::object::one_or_default")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<Sampling>))]

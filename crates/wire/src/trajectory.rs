@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use super::{Assembly, GroupState, Problem, Turn};
+use super::{Assembly, GroupState, Problem, Purpose, Turn};
 
 /// The complete record of one rollout: one execution of an agent by one policy on one task.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -47,6 +47,18 @@ pub struct Trajectory {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(pattern = "^[0-9a-fA-F]{8}(-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$"))]
     pub admission_id: Option<String>,
+    /// Whether the rollout is trained (`train`, the default) or evaluates the policy (`eval`).
+    #[serde(default, deserialize_with = "super::object::or_default", skip_serializing_if = "Purpose::is_default")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<Purpose>, default = "train"))]
+    pub purpose: Purpose,
+    /// Name of the suite that it is a result of; needed with the purpose `eval`, and only with it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 128, pattern = "^[A-Za-z0-9._-]+$"))]
+    pub suite: Option<String>,
+    /// Name of its task in the suite, with the purpose `eval`; the id of the rollout when absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(min_length = 1, max_length = 256))]
+    pub task: Option<String>,
     /// How the execution ended; `completed` when absent.
     #[serde(default, deserialize_with = "super::object::or_default")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<Status>, default = "completed"))]

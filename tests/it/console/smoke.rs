@@ -10,7 +10,7 @@ use super::{open, origin, viewing::trained};
 use crate::support::{Backend, TestApp, on_both_stores, rollout, text};
 
 /// The screens by the names of their modules: an address, and what shows that its data is there.
-fn screens(batch: &str) -> [(&'static str, String, &'static str); 13] {
+fn screens(batch: &str) -> [(&'static str, String, &'static str); 14] {
     let of_policy = |rest: &str| format!("#/policies/default{rest}");
     [
         ("overview", String::new(), "td [data-row]"),
@@ -23,6 +23,7 @@ fn screens(batch: &str) -> [(&'static str, String, &'static str); 13] {
         ("batch", of_policy(&format!("/batches?id={batch}")), "#worst-title"),
         ("steps", of_policy("/steps"), "td [data-row]"),
         ("step", of_policy("/steps?id=7"), "#worst-title"),
+        ("suite", of_policy("/suites/puzzles?version=7"), "td.rewards a"),
         ("try", of_policy("/try"), "fieldset"),
         ("why", "#/why".to_owned(), "h1"),
         ("why", "#/why?id=puzzle-0&policy=default".to_owned(), "section.why"),
@@ -33,6 +34,8 @@ fn screens(batch: &str) -> [(&'static str, String, &'static str); 13] {
 async fn every_screen_shows_its_data_and_complains_of_nothing() {
     let app = TestApp::start(Backend::Sqlite).await;
     let batch = trained(&app).await;
+    let eval = |task: &str, version: i64| json!({"purpose": "eval", "suite": "puzzles", "task": task, "policy_version": version, "reward": 1.0});
+    app.accept(json!([eval("a", 3), eval("a", 7), eval("b", 7)])).await;
     let screens = screens(text(&batch["batch_id"]));
     let views = Path::new(env!("CARGO_MANIFEST_DIR")).join("console/views");
     let views = std::fs::read_dir(views).expect("it is there").map(|view| view.expect("it is there").path());

@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 
 COLUMNS = (
     "messages tools reward reward_components advantage verdict reason state status environment policy run "
-    "policy_version step group_id group_size rollout_id execution_id segment segments kind tokens response_length "
+    "policy_version step group_id group_size rollout_id execution_id suite task segment segments kind tokens response_length "
     "loss_mask logprobs teacher_logprobs values advantages versions turns temperature top_p top_k metadata received_at"
 ).split()
 

@@ -81,7 +81,7 @@ fn a_full_rollout_has_every_field() {
     // An export returns some fields in another form, and these are sent in tests of their own.
     let elsewhere = |schema: &str| -> &[&str] {
         match schema {
-            "Trajectory" => &["policy", "policy_version", "admission_id", "turns"],
+            "Trajectory" => &["policy", "policy_version", "admission_id", "turns", "purpose", "suite", "task"],
             "Segment" => &["response_length"],
             _ => &[],
         }
@@ -257,7 +257,7 @@ on_both_stores! {
         let policy = PolicyName::parse("default").expect("it is a name");
         let Policy { policy_pk, run, .. } = store.read(FindPolicy(policy)).await.expect("answered").expect("it is there");
         let last = store.read(LastRollout).await.expect("answered");
-        let page = ExportPage { policy_pk, run, last, from: ExportCursor::START };
+        let page = ExportPage { policy_pk, run, evaluates: false, last, from: ExportCursor::START };
         let read = store.read(page).await.expect("answered");
         let members: Vec<&str> = read.members.iter().map(|member| member.row.rollout_id.as_str()).collect();
         assert_eq!((members, read.purged), (vec!["new"], 2));

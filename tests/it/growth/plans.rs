@@ -13,13 +13,15 @@ use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Row as _, SqliteConnect
 use super::Walked;
 
 /// Tables with one row for every rollout, group, batch, session or call that ever arrived, or for every minute or step.
-const GROWING: [&str; 18] = [
+const GROWING: [&str; 20] = [
     "rollout",
     "rollout_group",
     "payload",
     "scoring",
     "score",
     "turn_score",
+    "eval_rollout",
+    "eval_task",
     "score_work",
     "batch",
     "batch_group",
@@ -249,6 +251,13 @@ const FILL: &str = "
     SELECT rollout_pk, 'judge', 'a', 1, 0.5, received_us FROM rollout WHERE unpacked_bytes = 8 AND received_us >= $FIRST;
     INSERT INTO turn_score (rollout_pk, turn, scorer, applied, value, given_us)
     SELECT rollout_pk, 0, 'a', 1, 0.5, received_us FROM rollout WHERE unpacked_bytes = 8 AND received_us >= $FIRST;
+    INSERT INTO eval_rollout (rollout_pk, suite_pk, run, version, task, mixed)
+    SELECT rollout_pk, 1000 + rollout_pk % 100, 1, rollout_pk % 1000, 't' || rollout_pk, 0
+    FROM rollout
+    WHERE unpacked_bytes = 8 AND received_us >= $FIRST;
+    INSERT INTO eval_task (suite_pk, run, version, task, rollouts, passed, reward_sum)
+    SELECT suite_pk, run, version, task, 1, 1, 1 FROM eval_rollout WHERE version > 2
+    ON CONFLICT DO NOTHING;
     INSERT INTO scoring (rollout_pk, group_pk, policy_pk, missing, since_us, due_us)
     SELECT rollout_pk, group_pk, policy_pk, '[]', received_us, 4000000000000000 + received_us
     FROM rollout

@@ -144,7 +144,9 @@ async fn keep_run(store: &Store) {
     }
     assert_eq!(store.read(FindFacadeState { name: name(), known: 2 }).await.expect("answered"), None);
     let mut newest = 0;
-    for policy in store.read(ListPolicies { after: String::new(), limit: 100 }).await.expect("answered") {
+    for policy in
+        store.read(ListPolicies { after: String::new(), limit: 100, evaluations: true }).await.expect("answered")
+    {
         store.read(ListReadyGroups { policy: policy.name.clone(), limit: 10 }).await.expect("answered");
         newest += store.read(NewestMembers { policy: policy.name }).await.expect("answered").len();
     }

@@ -216,11 +216,36 @@ async fn score(url: &str) {
         judged.get("/exports?policy=judged").await;
     }
     turns(url).await;
+    evaluate(url).await;
     work(url).await;
     judge.post("/groups/close", json!({"policy": "scored", "group_id": "closed"})).await;
     judge.post("/groups/discard", json!({"policy": "scored", "group_id": "discarded", "reason": "no"})).await;
     judge.accept(member("reset", 0, 1.0)).await;
     judge.lineage("reset", json!({})).await;
+}
+
+/// Rollouts that evaluate a policy, at two versions, of which a resume undoes one.
+async fn evaluate(url: &str) {
+    let rules = json!({"group": {"size": 1}, "retention": {"evaluated_s": 0, "tombstone_s": 0}});
+    let evaluated = Caller::of(url, "evaluated", rules.clone()).await;
+    let suite = evaluated.http.put(format!("{url}/policies/evaluated/suites/s"));
+    evaluated.send(suite.json(&json!({"tasks": 1}))).await;
+    let eval = |rollout: &str, version: i64| {
+        json!({"policy": "evaluated", "rollout_id": rollout, "purpose": "eval", "suite": "s", "task": "t",
+            "policy_version": version, "reward": 1.0})
+    };
+    for (rollout, version) in [("a", 1), ("b", 1), ("c", 2)] {
+        evaluated.accept(eval(rollout, version)).await;
+    }
+    evaluated.get("/policies/evaluated/evals?wait_complete=s@2&wait_ms=1000").await;
+    evaluated.get("/policies/evaluated/suites/s/tasks").await;
+    evaluated.get("/trajectories?policy=evaluated&purpose=eval").await;
+    evaluated.get("/exports?policy=evaluated&purpose=eval").await;
+    evaluated.rules(with(rules, json!({"scores": {"required": ["judge"]}}))).await;
+    evaluated.accept(eval("d", 2)).await;
+    let score = json!({"policy": "evaluated", "rollout_id": "d", "name": "judge", "value": 1.0});
+    evaluated.post("/scores", score).await;
+    evaluated.post("/policies/evaluated/resume", json!({})).await;
 }
 
 /// Turns that are rewarded later.

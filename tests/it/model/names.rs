@@ -166,6 +166,7 @@ pub(crate) fn rules(rules: &Rules) -> Arc<rules::Rules> {
             trained_s: rules.trained_s as u64,
             settled_s: rules.settled_s as u64,
             dropped_s: rules.dropped_s as u64,
+            evaluated_s: 604_800,
             tombstone_s: rules.tombstone_s as u64,
         },
         scores: ScoreRules {

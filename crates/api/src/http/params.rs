@@ -72,6 +72,20 @@ impl FromRequestParts<Api> for PolicyPath {
     }
 }
 
+/// The suite of a policy in a path. The policy must be one that the caller may access.
+pub(crate) struct SuitePath(pub(crate) PolicyName, pub(crate) String);
+
+impl FromRequestParts<Api> for SuitePath {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, api: &Api) -> Result<Self, Failure> {
+        let Caller(grant) = Caller::from_request_parts(parts, api).await?;
+        let path = axum::extract::Path::<(String, String)>::from_request_parts(parts, api).await;
+        let (name, suite) = path.map_err(|error: PathRejection| Failure::invalid("", error.body_text()))?.0;
+        Ok(Self(policy(&grant, "policy", Some(&name))?, suite))
+    }
+}
+
 /// The batch in a path. Its policy must be one that the caller may access.
 pub(crate) struct BatchPath(pub(crate) BatchId);
 

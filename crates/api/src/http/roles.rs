@@ -14,6 +14,8 @@
 //! | `GET /batches`, `GET /batches/{id}`, samples | | | x | x | x |
 //! | checkpoints, resume, `PUT /policies/{p}/version` | | | x | | x |
 //! | `GET /trajectories/content`, `GET /policies/{p}/tokenizer` | | x | | x | x |
+//! | `PUT /policies/{p}/suites/{s}` | x | | x | | x |
+//! | `GET /policies/{p}/evals`, `GET /policies/{p}/suites/{s}/tasks` | x | x | x | x | x |
 //! | `GET /policies/{p}/series`, `steps`, `journal` | | | x | x | x |
 //! | `POST /policies/{p}/filters/try` | | | | x | x |
 //! | `GET /whoami`, `GET /filters/variables` | x | x | x | x | x |
@@ -78,6 +80,9 @@ const ROUTES: &[(&str, &str, Needs)] = &[
     ("PUT", "/policies/{policy}", By(&[Admin])),
     ("PATCH", "/policies/{policy}", By(&[Admin])),
     ("PUT", "/policies/{policy}/version", By(&[Train, Admin])),
+    ("PUT", "/policies/{policy}/suites/{suite}", By(&[Produce, Train, Admin])),
+    ("GET", "/policies/{policy}/suites/{suite}/tasks", By(&[Produce, Score, Train, Read, Admin])),
+    ("GET", "/policies/{policy}/evals", By(&[Produce, Score, Train, Read, Admin])),
     ("POST", "/policies/{policy}/checkpoints", By(&[Train, Admin])),
     ("POST", "/policies/{policy}/resume", By(&[Train, Admin])),
     ("POST", "/policies/{policy}/reset", By(&[Admin])),

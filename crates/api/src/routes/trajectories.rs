@@ -424,6 +424,10 @@ pub(crate) struct StoryQuery {
     /// Policy; when absent `default`, or with `execution_id` every policy that the caller may access.
     #[param(min_length = 1, max_length = 128, pattern = "^[A-Za-z0-9._-]+$")]
     policy: Option<String>,
+    /// `eval`: the rollouts that evaluate the policy; `train` when absent. One rollout is found whatever it is for.
+    #[serde(default)]
+    #[param(value_type = Option<wire::Purpose>)]
+    purpose: wire::Purpose,
     /// One rollout of the current run. The response is then its story instead of a page.
     #[param(min_length = 1, max_length = 256)]
     rollout_id: Option<String>,
@@ -478,7 +482,13 @@ pub(crate) async fn get(
     Caller(grant): Caller,
     Query(query): Query<StoryQuery>,
 ) -> Result<Response, Failure> {
-    let policy = || params::policy(&grant, "policy", query.policy.as_deref());
+    let policy = || {
+        let policy = params::policy(&grant, "policy", query.policy.as_deref())?;
+        Ok::<_, Failure>(match query.purpose {
+            wire::Purpose::Train => policy,
+            wire::Purpose::Eval => policy.evaluations(),
+        })
+    };
     if let Some(rollout_id) = params::optional("rollout_id", query.rollout_id.as_deref(), RolloutId::parse)? {
         let policy = policy()?;
         let story = api.buffer.story(policy, rollout_id).await.map_err(Failure::from);
@@ -487,7 +497,7 @@ pub(crate) async fn get(
     }
     let limit = params::page_limit(query.limit)?;
     let execution_id = params::optional("execution_id", query.execution_id.as_deref(), ExecutionId::parse)?;
-    let is_of_all_policies = execution_id.is_some() && query.policy.is_none();
+    let is_of_all_policies = execution_id.is_some() && query.policy.is_none() && query.purpose.is_default();
     let filter = StoryFilter {
         policy: if is_of_all_policies { None } else { Some(policy()?) },
         rollout_id: None,
@@ -508,8 +518,12 @@ pub(crate) async fn get(
 }
 
 pub(crate) fn story_on_wire(story: Story) -> TrajectoryStory {
+    let (suite, task) = story.evaluates.map(|of| (of.suite, of.task)).unzip();
     TrajectoryStory {
         policy: story.policy.to_string(),
+        purpose: if story.policy.is_evaluations() { wire::Purpose::Eval } else { wire::Purpose::Train },
+        suite,
+        task,
         run: story.run.0,
         rollout_id: story.rollout_id,
         execution_id: story.execution_id.to_string(),

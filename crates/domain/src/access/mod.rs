@@ -37,7 +37,7 @@ impl Grant {
     /// Whether the caller may access a policy.
     #[must_use]
     pub fn sees(&self, policy: &PolicyName) -> bool {
-        self.policies.matches(policy.as_str())
+        self.policies.matches(policy.public().as_str())
     }
 
     /// Refuses a policy that the caller may not access. The error is the same as for a policy that does not exist.

@@ -121,6 +121,8 @@ pub enum NoRoom {
     Fresh(Backlog),
     /// The backlog is full.
     Backlog(Backlog),
+    /// The room for rollouts that evaluate the policy is full.
+    Evaluation(Backlog),
     /// There is less room than a new group has places.
     WholeGroup {
         /// The places.
@@ -150,6 +152,7 @@ impl NoRoom {
         match self {
             Self::Fresh(_) => "staleness",
             Self::Backlog(_) => "backlog",
+            Self::Evaluation(_) => "evaluation",
             Self::WholeGroup { .. } => "whole-group",
             Self::MinimumShare(_) => "minimum-share",
             Self::GroupPlaces(_) => "group-places",
@@ -169,6 +172,10 @@ impl NoRoom {
             Self::Backlog(Backlog { rollouts, reserved, .. }) => format!(
                 "{rollouts} rollouts wait for a trainer and {reserved} are under way, which is as many as \
                  `backlog.max_ready_rollouts` allows; room becomes free when a trainer trains a batch"
+            ),
+            Self::Evaluation(Backlog { rollouts, reserved, .. }) => format!(
+                "{reserved} rollouts that evaluate the policy are under way and {rollouts} wait for scores, which is as many as \
+                 `admissions.eval` allows; room becomes free when one of them is decided"
             ),
             Self::WholeGroup { size, free } => format!(
                 "a new group is opened only if all of its {size} places fit, and room for {free} is left; missing places \

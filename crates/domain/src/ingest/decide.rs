@@ -125,6 +125,12 @@ pub struct RolloutDecision {
 }
 
 impl RolloutDecision {
+    /// Whether its trained tokens are of several versions.
+    #[must_use]
+    pub fn trains_several_versions(&self) -> bool {
+        self.trained_versions().is_some_and(|versions| versions.oldest != versions.newest)
+    }
+
     /// Trained versions as they will be delivered. A masked rollout trains no token.
     #[must_use]
     pub fn trained_versions(&self) -> Option<TrainedVersions> {
@@ -312,6 +318,10 @@ pub fn warnings(new: &NewRollout, decision: &RolloutDecision, current: Version) 
             reasons::NO_REWARD,
             "the rollout has no reward and no filter masks it, so it is dropped",
         ));
+    }
+    if new.evaluates.is_some() && decision.trains_several_versions() {
+        let detail = "the trained tokens are of several versions, so the rollout counts for none of them";
+        warnings.push(Warning::new("mixed-versions", detail));
     }
     if decision.admission_lapsed {
         let detail = "the admission that the rollout names is unknown, has expired, is used up, or belongs to another \

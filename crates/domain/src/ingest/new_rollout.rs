@@ -5,6 +5,7 @@ use std::sync::Arc;
 use forebay_wire::{self as wire, Retries};
 
 use crate::{
+    evals::Evaluates,
     evaluation::LatestEvaluation,
     formats::{canonical::ContentDigest, payload::Payload},
     ids::{AdmissionId, ExecutionId, GroupId, PolicyName, RolloutId},
@@ -16,8 +17,10 @@ use crate::{
 /// A valid trajectory, packed and ready to be stored.
 #[derive(Clone, Debug)]
 pub struct NewRollout {
-    /// Policy that produced it.
+    /// Policy that produced it, or the evaluations of that.
     pub policy: PolicyName,
+    /// What it is a result of, if it evaluates the policy.
+    pub evaluates: Option<Evaluates>,
     /// Its identity.
     pub rollout_id: RolloutId,
     /// Its group, if its producer named one.
@@ -73,6 +76,7 @@ impl NewRollout {
         let payload = Payload::pack(&trajectory);
         Self {
             policy: trajectory.policy,
+            evaluates: trajectory.evaluates,
             rollout_id: trajectory.rollout_id,
             group_id: trajectory.group_id,
             group_size: trajectory.group_size,

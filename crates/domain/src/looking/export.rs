@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use crate::{
     clock::Timestamp,
+    evals::Evaluates,
     ids::{ExecutionId, GroupPk, PolicyPk, RolloutPk, Run, Step},
     rules::Rules,
     samples::SealedRow,
@@ -16,6 +17,8 @@ use crate::{
 pub struct ExportPage {
     pub policy_pk: PolicyPk,
     pub run: Run,
+    /// Whether the policy is the evaluations of one.
+    pub evaluates: bool,
     /// The last rollout of the export. Later ones are not read.
     pub last: RolloutPk,
     /// Where the page begins.
@@ -67,6 +70,8 @@ pub struct ExportMember {
     pub received_at: Timestamp,
     /// The rules of its group.
     pub rules: Arc<Rules>,
+    /// What it is a result of, if it evaluates its policy.
+    pub evaluates: Option<Evaluates>,
     /// The scores that were given and that the decision about it counts.
     pub scores: Vec<Score>,
 }

@@ -4,6 +4,7 @@ use forebay_wire::Status;
 
 use crate::{
     clock::Timestamp,
+    evals::Evaluates,
     ids::{BatchId, ExecutionId, GroupId, PolicyName, RolloutId, RolloutPk, Run, Step, Version},
     ingest::decide::GroupFill,
     pages::Cursor,
@@ -24,6 +25,8 @@ pub struct Story {
     /// The cursor of its entry.
     pub rollout_pk: RolloutPk,
     pub policy: PolicyName,
+    /// What it is a result of, if it evaluates the policy.
+    pub evaluates: Option<Evaluates>,
     pub run: Run,
     pub rollout_id: String,
     /// The execution that it belongs to.

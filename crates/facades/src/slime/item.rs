@@ -5,7 +5,7 @@
 //! back. So an item comes back as it was written, except that log-probabilities are 32-bit floats, and 0 where they were
 //! null.
 
-use forebay_wire::{Logprobs, Mask, Number, Sample, Sampling, Segment, Status, Trajectory, Violation};
+use forebay_wire::{Logprobs, Mask, Number, Purpose, Sample, Sampling, Segment, Status, Trajectory, Violation};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
@@ -50,6 +50,9 @@ impl Item {
         // Nothing was generated, so there is nothing to reward. The buffer drops a rollout without a reward.
         let reward = if is_empty { None } else { reward(&item, reward_key)? };
         let trajectory = Trajectory {
+            purpose: Purpose::Train,
+            suite: None,
+            task: None,
             policy: None,
             rollout_id: id(&item, "uid", forebay_domain::ids::ID_BYTES_MAX)?,
             group_id: None,

@@ -47,6 +47,7 @@ impl Buffer {
     pub async fn content(&self, policy: PolicyName, rollout_id: RolloutId) -> Result<ContentReader, BufferError> {
         policies::existing_policy(self, &policy).await?;
         let (named, id) = (policy.clone(), rollout_id.to_string());
+        let policy = self.stored_under(policy, &rollout_id).await?;
         let found = self.store.read(FindContent { policy, rollout_id }).await?;
         let found = found.ok_or(Refusal::UnknownInPolicy { what: "rollout", id, policy: named })?;
         let StoredContent { story, member, batch, has_payload, scores } = found;

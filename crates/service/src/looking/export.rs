@@ -13,7 +13,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use forebay_domain::{
     formats::payload::Unpacked,
-    ids::{PolicyName, Run, Version},
+    ids::{PolicyName, PolicyPk, Run, Version},
     looking::export::{ExportCursor, ExportMember, ExportPage},
     policies::Policy,
     refusal::Refusal,
@@ -89,11 +89,17 @@ pub async fn begin(
     run: Option<Run>,
     filter: ExportFilter,
 ) -> Result<ExportReader, BufferError> {
-    let found = store.read(FindPolicy(policy.clone())).await?;
+    let mut found = store.read(FindPolicy(policy.clone())).await?;
+    if found.is_none() && policy.is_evaluations() {
+        // Nothing has evaluated the policy yet, so the export is empty: it has what belongs to no policy.
+        let trained = store.read(FindPolicy(policy.public())).await?;
+        found = trained.map(|trained| Policy { policy_pk: PolicyPk(0), ..trained });
+    }
     let Policy { policy_pk, run: current, version, .. } =
         found.ok_or_else(|| BufferError::from(Refusal::UnknownPolicy(policy.clone())))?;
     let last = store.read(LastRollout).await?;
-    let page = ExportPage { policy_pk, run: run.unwrap_or(current), last, from: ExportCursor::START };
+    let evaluates = policy.is_evaluations();
+    let page = ExportPage { policy_pk, run: run.unwrap_or(current), evaluates, last, from: ExportCursor::START };
     let (members, counts) = (Members::default(), ExportCounts::default());
     Ok(ExportReader { store, policy, version, filter, page, is_last: false, members, counts })
 }
@@ -222,6 +228,12 @@ fn export(policy: &PolicyName, run: Run, member: ExportMember, unpacked: Unpacke
     let is_spanned = !unpacked.segments.is_empty() && unpacked.segments.iter().all(has_spans);
     let policy_version = member.row.policy_version.0;
     let reward_components = exported_components(&member, &unpacked.reward_components);
+    let (purpose, suite, task) = match member.evaluates {
+        Some(of) => (wire::Purpose::Eval, Some(of.suite), Some(of.task)),
+        None => (wire::Purpose::Train, None, None),
+    };
+    // A rollout that evaluates its policy is alone.
+    let is_grouped = purpose == wire::Purpose::Train;
     ExportedRollout {
         result: ExportResult {
             run: run.0,
@@ -237,8 +249,8 @@ fn export(policy: &PolicyName, run: Run, member: ExportMember, unpacked: Unpacke
         trajectory: wire::Trajectory {
             policy: Some(policy.to_string()),
             rollout_id: Some(member.row.rollout_id),
-            group_id: Some(member.row.group_id),
-            group_size: Some(member.group_size),
+            group_id: is_grouped.then_some(member.row.group_id),
+            group_size: is_grouped.then_some(member.group_size),
             environment: unpacked.environment,
             execution_id: Some(member.execution_id.to_string()),
             policy_version: (!is_spanned).then_some(policy_version),
@@ -251,6 +263,9 @@ fn export(policy: &PolicyName, run: Run, member: ExportMember, unpacked: Unpacke
             turns: Vec::new(),
             messages: unpacked.messages.map(on_one_line),
             metadata: unpacked.metadata.map(on_one_line),
+            purpose,
+            suite,
+            task,
         },
     }
 }

@@ -153,7 +153,7 @@ impl Buffer {
         let mut found = Vec::new();
         let mut after = String::new();
         loop {
-            let page = self.store.read(ListPolicies { after, limit: POLICIES_AT_ONCE }).await?;
+            let page = self.store.read(ListPolicies { after, limit: POLICIES_AT_ONCE, evaluations: false }).await?;
             let is_last = page.len() < POLICIES_AT_ONCE as usize;
             after = page.last().map(|policy| policy.name.as_str().to_owned()).unwrap_or_default();
             for policy in page {

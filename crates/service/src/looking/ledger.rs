@@ -47,6 +47,7 @@ impl Buffer {
     #[instrument(level = "debug", skip_all, fields(policy.name = %policy))]
     pub async fn story(&self, policy: PolicyName, rollout_id: RolloutId) -> Result<Story, BufferError> {
         let (named, id) = (policy.clone(), rollout_id.to_string());
+        let policy = self.stored_under(policy, &rollout_id).await?;
         let filter =
             StoryFilter { policy: Some(policy), rollout_id: Some(rollout_id), limit: 1, ..StoryFilter::default() };
         let story = self.stories(filter, |_| true).await?.entries.pop();
@@ -61,7 +62,8 @@ impl Buffer {
         sees: impl Fn(&PolicyName) -> bool,
     ) -> Result<Page<Story>, BufferError> {
         if let Some(policy) = &filter.policy {
-            policies::existing_policy(self, policy).await?;
+            // Nothing may have evaluated the policy yet.
+            policies::existing_policy(self, &policy.public()).await?;
             return Ok(self.store.read(filter).await?);
         }
         // Rollouts of other policies are passed over, so that a page does not tell that there are any.
@@ -119,7 +121,10 @@ impl Buffer {
     /// Tallies of every policy.
     #[instrument(level = "debug", skip_all)]
     pub async fn stats(&self) -> Result<BTreeMap<PolicyName, Tallies>, BufferError> {
-        Ok(self.store.read(ReadTallies(None)).await?)
+        let mut tallies = self.store.read(ReadTallies(None)).await?;
+        // What evaluates a policy counts nowhere among what is trained.
+        tallies.retain(|policy, _| !policy.is_evaluations());
+        Ok(tallies)
     }
 
     /// Updates the gauges from the tallies before a scrape.

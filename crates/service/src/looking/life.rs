@@ -6,6 +6,7 @@ mod session;
 
 use forebay_domain::{
     clock::Timestamp,
+    evals::Evaluates,
     groups::Group,
     ids::{BatchId, GroupId, PolicyName, RolloutId, SessionId},
     lease::Batch,
@@ -21,7 +22,11 @@ use forebay_domain::{
     session::Session,
     states::{BatchState, GroupState, Verdict},
 };
-use forebay_store::ops::{policy::ListPolicies, samples::FindBatch, session::FindSession};
+use forebay_store::ops::{
+    policy::{FindPolicy, ListPolicies},
+    samples::FindBatch,
+    session::FindSession,
+};
 use forebay_wire::{FilterAction, FilterScope, Status};
 use tracing::instrument;
 
@@ -110,8 +115,11 @@ impl Buffer {
         if let Some(session) = id.parse::<SessionId>().ok().filter(|_| askable.rollouts)
             && let Some(session) = self.store.read(FindSession(session)).await?
             && sees_session(&session)
-            && let Some(of) =
-                session.policies.iter().map(|of| of.policy.clone()).find(|of| policy.is_none_or(|named| named == of))
+            && let Some(of) = session
+                .policies
+                .iter()
+                .map(|of| of.policy.clone())
+                .find(|of| policy.is_none_or(|named| *named == of.public()))
         {
             return Ok(session::alone(&session, of, now));
         }
@@ -125,7 +133,9 @@ impl Buffer {
             None => Ok(None),
         };
         let rollouts = rollouts.into_iter().map(|policy| (IdKind::Rollout, policy));
-        let mut all: Vec<_> = rollouts.chain(groups.into_iter().map(|policy| (IdKind::Group, policy))).collect();
+        // What evaluates a policy is alone, and its group is nothing to look at.
+        let groups = groups.into_iter().filter(|policy| !policy.is_evaluations());
+        let mut all: Vec<_> = rollouts.chain(groups.map(|policy| (IdKind::Group, policy))).collect();
         while !all.is_empty() {
             let (kind, policy) = all.remove(0);
             let of = match kind {
@@ -163,10 +173,12 @@ async fn matches(
     let mut searched = Vec::new();
     if let Some(name) = named {
         searched.push(policies::existing_policy(buffer, name).await?.policy_pk);
+        let evaluations = buffer.store.read(FindPolicy(name.evaluations())).await?;
+        searched.extend(evaluations.map(|policy| policy.policy_pk));
     }
     let mut after = String::new();
     while named.is_none() && searched.len() < POLICIES_SEARCHED {
-        let page = buffer.store.read(ListPolicies { after, limit: POLICIES_AT_ONCE }).await?;
+        let page = buffer.store.read(ListPolicies { after, limit: POLICIES_AT_ONCE, evaluations: true }).await?;
         let is_last = page.len() < POLICIES_AT_ONCE as usize;
         after = page.last().map(|policy| policy.name.as_str().to_owned()).unwrap_or_default();
         searched.extend(page.iter().filter(|policy| sees(&policy.name)).map(|policy| policy.policy_pk));
@@ -415,6 +427,22 @@ fn decided(telling: &mut Telling, life: &Life) {
     }
 }
 
+fn evaluates(life: &Life) -> Option<&Evaluates> {
+    life.story.as_ref()?.evaluates.as_ref()
+}
+
+/// What is said of a rollout that evaluates its policy.
+fn evaluated(life: &Life) -> String {
+    let (Some(of), Some(story)) = (evaluates(life), &life.story) else { return String::new() };
+    let counts = match story.trained_versions {
+        Some(versions) if versions.oldest != versions.newest => {
+            ", and does not count, because its tokens are of several versions"
+        }
+        _ => "",
+    };
+    format!("Evaluated: it is a result of the suite {} for the task {}{counts}", of.suite, of.task)
+}
+
 fn discarded(telling: &mut Telling, life: &Life, taken: i64, reason: &str) {
     let group = &life.group;
     let rewards = match (group.reward_min, group.reward_max) {
@@ -422,9 +450,11 @@ fn discarded(telling: &mut Telling, life: &Life, taken: i64, reason: &str) {
         (Some(least), Some(most)) => format!("; the rewards were {} to {}", number(least), number(most)),
         _ => String::new(),
     };
-    let rule = rule_text(&life.rules, reason, FilterScope::Group);
+    // The rule that takes it out of what is trained is nobody's.
+    let rule = rule_text(&life.rules, reason, FilterScope::Group).filter(|_| evaluates(life).is_none());
     let name = &group.group_id;
     let text = match (reason, &rule) {
+        (reasons::EVALUATED, _) if evaluates(life).is_some() => evaluated(life),
         (reasons::INCOMPLETE, _) => format!(
             "Not trained: group {name} had {} at its end and needed {}",
             plural(taken, "rollout"),

@@ -109,7 +109,7 @@ impl Finish {
 
     /// Refuses rewards of policies that the session does not have.
     fn check(&self, session: &Session) -> Result<(), Refusal> {
-        let is_known = |name: &PolicyName| session.policies.iter().any(|policy| policy.policy == *name);
+        let is_known = |name: &PolicyName| session.policies.iter().any(|policy| policy.policy.public() == *name);
         match self.rewards.keys().find(|name| !is_known(name)) {
             Some(name) => Err(Refusal::invalid(format!("/rewards/{name}"), "the session has no such policy")),
             None => Ok(()),

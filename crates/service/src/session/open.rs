@@ -63,6 +63,9 @@ impl OpenSession {
                 status: Status::Aborted,
                 sampling: sent.sampling,
                 metadata: sent.metadata.clone(),
+                purpose: sent.purpose,
+                suite: sent.suite.clone(),
+                task: sent.task.clone(),
                 ..wire::Trajectory::default()
             };
             match Trajectory::parse(probe, &buffer.options.limits) {
@@ -89,6 +92,9 @@ impl OpenSession {
             execution_id: sent.execution_id,
             sampling: sent.sampling,
             metadata: sent.metadata,
+            purpose: sent.purpose,
+            suite: sent.suite,
+            task: sent.task,
         };
         Ok(Self { spec: Arc::new(spec), content, probes: Arc::new(probes), max_calls, ttl_s, idle_s })
     }

@@ -142,7 +142,7 @@ impl CallPermit {
     /// The policy that a model name stands for, with its version; none if calls of the model are not recorded.
     pub fn policy(&self, model: &str) -> Result<Option<&SessionPolicy>, Refusal> {
         let Some(name) = self.session.spec.policy(model)? else { return Ok(None) };
-        let found = self.session.policies.iter().find(|policy| policy.policy.as_str() == name);
+        let found = self.session.policies.iter().find(|policy| policy.policy.public().as_str() == name);
         found.map(Some).ok_or_else(|| Refusal::UnknownModel(model.to_owned()))
     }
 

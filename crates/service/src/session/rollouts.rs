@@ -253,6 +253,9 @@ fn trajectory(
         status: Status::Aborted,
         sampling: spec.sampling,
         metadata,
+        purpose: spec.purpose,
+        suite: spec.suite.clone(),
+        task: spec.task.clone(),
         ..wire::Trajectory::default()
     };
     if let How::Finish(finish) = &wanted.how {
@@ -261,7 +264,7 @@ fn trajectory(
         if is_failure || assembled.marks.sampled_nothing || !assembled.segments.is_empty() {
             let whole = if session.is_full { Status::Truncated } else { Status::Completed };
             trajectory.status = stated.unwrap_or(whole);
-            trajectory.reward = finish.rewards.get(&policy.policy).copied().or(finish.sent.reward);
+            trajectory.reward = finish.rewards.get(&policy.policy.public()).copied().or(finish.sent.reward);
             trajectory.reward_components = finish.sent.reward_components.clone();
         }
     }

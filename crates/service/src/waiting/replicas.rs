@@ -39,6 +39,9 @@ pub(crate) struct Replicas {
 
 /// Wakes waiters here and at the other replicas.
 pub(crate) fn wake(buffer: &Buffer, awaited: Awaited, policy: &PolicyName) {
+    // Scorers wait for work of a policy, and get that of its evaluations, too.
+    let public = (awaited == Awaited::Work).then(|| policy.public());
+    let policy = public.as_ref().unwrap_or(policy);
     buffer.wakers.wake(awaited, policy);
     if let Some(replicas) = &buffer.replicas {
         replicas.enqueue(awaited, policy);

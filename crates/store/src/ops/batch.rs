@@ -49,7 +49,7 @@ pub(super) fn read(mut row: Row) -> Result<Batch, StoreError> {
     Ok(Batch {
         batch_pk: row.get("batch_pk")?,
         batch_id: row.get("batch_id")?,
-        policy: PolicyName::parse(&policy).map_err(|error| StoreError::Corrupt(error.to_string()))?,
+        policy: PolicyName::stored(&policy).map_err(|error| StoreError::Corrupt(error.to_string()))?,
         policy_pk: row.get("policy_pk")?,
         state: row.get("state")?,
         reason: row.get("reason")?,

@@ -30,12 +30,13 @@ impl Op for ReadVersions {
             "-- select_versions
             SELECT name, version
             FROM policy
+            WHERE name NOT LIKE '%@%'
             ORDER BY name",
         );
         let rows = tx.fetch_all(SELECT_VERSIONS, args![]).await?;
         let read = |mut row: Row| {
             let name: String = row.get("name")?;
-            let name = PolicyName::parse(&name).map_err(|error| StoreError::Corrupt(error.to_string()))?;
+            let name = PolicyName::stored(&name).map_err(|error| StoreError::Corrupt(error.to_string()))?;
             Ok((name, row.get("version")?))
         };
         rows.into_iter().map(read).collect()

@@ -618,6 +618,6 @@ pub(super) async fn policy_of(tx: &mut Tx<'_>, group: &LockedGroup) -> Result<(P
     );
     let mut row = tx.fetch_one(SELECT_POLICY_NAME, args![group.policy_pk]).await?;
     let name: String = row.get("name")?;
-    let name = PolicyName::parse(&name).map_err(|error| StoreError::Corrupt(error.to_string()))?;
+    let name = PolicyName::stored(&name).map_err(|error| StoreError::Corrupt(error.to_string()))?;
     Ok((name, row.get("run")?))
 }

@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use super::{
     admission,
     batch::{self, select_batches},
-    journal, policy, scores, steps, sweep,
+    evals, journal, policy, scores, steps, sweep,
 };
 use crate::{
     error::StoreError,
@@ -340,6 +340,7 @@ async fn rewind_version(tx: &mut Tx<'_>, policy: &Policy, step: Option<Step>) ->
         None => (Version(0), None, None),
     };
     policy::set_version(tx, policy.policy_pk, version, step, uri.as_deref()).await?;
+    evals::undo_after(tx, policy, version).await?;
     Ok(version)
 }
 
@@ -377,6 +378,7 @@ impl Op for Reset {
         let (run, epoch) = (Run(policy.run.0 + 1), Epoch(policy.epoch.0 + 1));
         tx.execute(FORGET_ALL_VERSIONS, args![policy.policy_pk]).await?;
         tx.guarded(START_RUN, args![policy.policy_pk, run, epoch], 1).await?;
+        evals::follow(tx, policy.policy_pk).await?;
         journal::write(tx, policy.policy_pk, &Happening::Reset(run), self.by.as_ref(), self.now).await?;
         Ok(Ok(ResetDone { run, epoch, groups }))
     }

@@ -10,6 +10,7 @@ pub mod claim;
 pub mod clock;
 pub mod consumers;
 pub mod epochs;
+pub mod evals;
 pub mod executions;
 pub mod facades;
 pub mod gauges;

@@ -15,10 +15,10 @@ use forebay_domain::{
     states::GroupState,
     tally::{Tallies, Tally},
 };
-use forebay_wire::Violation;
+use forebay_wire::{PolicyRules, Violation};
 use std::collections::BTreeMap;
 
-use super::{claim::turns, journal, quotas};
+use super::{claim::turns, evals, journal, quotas};
 use crate::{
     error::StoreError,
     op::Op,
@@ -91,7 +91,7 @@ async fn read(tx: &mut Tx<'_>, mut row: Row) -> Result<Policy, StoreError> {
     let refused: String = row.get("refused")?;
     Ok(Policy {
         policy_pk: row.get("policy_pk")?,
-        name: PolicyName::parse(&name).map_err(|error| StoreError::Corrupt(format!("policy `{name}`: {error}")))?,
+        name: PolicyName::stored(&name).map_err(|error| StoreError::Corrupt(format!("policy `{name}`: {error}")))?,
         rules: tx.rules(rules_pk).await?,
         rules_pk,
         run: row.get("run")?,
@@ -130,6 +130,8 @@ impl Op for FindPolicy {
 pub struct ListPolicies {
     pub after: String,
     pub limit: u32,
+    /// Whether their evaluations are among them.
+    pub evaluations: bool,
 }
 
 #[async_trait]
@@ -137,9 +139,11 @@ impl Op for ListPolicies {
     type Output = Vec<Policy>;
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
-        const LIST_POLICIES: Statement = Statement::new(select_policy!("WHERE name > $1 ORDER BY name LIMIT $2"));
+        const LIST_POLICIES: Statement = Statement::new(select_policy!(
+            "WHERE name > $1 AND ($3 = 1 OR name NOT LIKE '%@%') ORDER BY name LIMIT $2"
+        ));
         let mut policies = Vec::new();
-        for row in tx.fetch_all(LIST_POLICIES, args![self.after.as_str(), self.limit]).await? {
+        for row in tx.fetch_all(LIST_POLICIES, args![self.after.as_str(), self.limit, self.evaluations]).await? {
             policies.push(read(tx, row).await?);
         }
         Ok(policies)
@@ -156,12 +160,8 @@ impl Op for WriteRules {
         const COUNT_POLICIES: Statement = Statement::new(
             "-- count_policies
             SELECT CAST(COUNT(*) AS BIGINT) AS policies
-            FROM policy",
-        );
-        const INSERT_POLICY: Statement = Statement::new(
-            "-- insert_policy
-            INSERT INTO policy (name, rules_pk, run, epoch, version, tally_mark, created_us)
-            VALUES ($1, $2, 1, 0, 0, '{}', $3)",
+            FROM policy
+            WHERE name NOT LIKE '%@%'",
         );
         const REPLACE_RULES: Statement = Statement::new(
             "-- replace_rules
@@ -179,8 +179,9 @@ impl Op for WriteRules {
                 {
                     return Ok(Err(refusal));
                 }
-                let rules_pk = insert_rules(tx, self).await?;
+                let rules_pk = insert_rules(tx, &self.rules, self.now).await?;
                 tx.guarded(REPLACE_RULES, args![policy.policy_pk, rules_pk], 1).await?;
+                evals::replace_rules(tx, &policy.name, &self.rules, self.now).await?;
                 if let Some(changed) = Happening::rules_changed(&policy.rules, &self.rules) {
                     journal::write(tx, policy.policy_pk, &changed, self.by.as_ref(), self.now).await?;
                 }
@@ -196,21 +197,36 @@ impl Op for WriteRules {
                 return Ok(Err(refusal));
             }
         }
-        let rules_pk = insert_rules(tx, self).await?;
-        tx.guarded(INSERT_POLICY, args![self.policy.as_str(), rules_pk, self.now], 1).await?;
+        let rules_pk = insert_rules(tx, &self.rules, self.now).await?;
+        insert(tx, &self.policy, rules_pk, self.now).await?;
         Ok(Ok(RulesWritten::Created))
     }
 }
 
-async fn insert_rules(tx: &mut Tx<'_>, write: &WriteRules) -> Result<i64, StoreError> {
+/// Inserts a policy, in its first run.
+pub(super) async fn insert(
+    tx: &mut Tx<'_>,
+    name: &PolicyName,
+    rules_pk: i64,
+    now: Timestamp,
+) -> Result<(), StoreError> {
+    const INSERT_POLICY: Statement = Statement::new(
+        "-- insert_policy
+        INSERT INTO policy (name, rules_pk, run, epoch, version, tally_mark, created_us)
+        VALUES ($1, $2, 1, 0, 0, '{}', $3)",
+    );
+    tx.guarded(INSERT_POLICY, args![name.as_str(), rules_pk, now], 1).await
+}
+
+pub(super) async fn insert_rules(tx: &mut Tx<'_>, rules: &PolicyRules, now: Timestamp) -> Result<i64, StoreError> {
     const INSERT_RULES: Statement = Statement::new(
         "-- insert_rules
         INSERT INTO rules (body, created_us)
         VALUES ($1, $2)
         RETURNING rules_pk",
     );
-    let body = serde_json::to_string(&**write.rules).expect("rules are numbers, names and expressions");
-    tx.fetch_one(INSERT_RULES, args![body, write.now]).await?.get("rules_pk")
+    let body = serde_json::to_string(rules).expect("rules are numbers, names and expressions");
+    tx.fetch_one(INSERT_RULES, args![body, now]).await?.get("rules_pk")
 }
 
 /// Publishes to all replicas, this one included.
@@ -287,7 +303,7 @@ impl Op for PublishVersion {
     }
 }
 
-/// Makes a version current.
+/// Makes a version current, also for the rollouts that evaluate the policy.
 pub(super) async fn set_version(
     tx: &mut Tx<'_>,
     policy: PolicyPk,
@@ -301,7 +317,8 @@ pub(super) async fn set_version(
         SET version = $2, version_step = $3, version_uri = $4
         WHERE policy_pk = $1",
     );
-    tx.guarded(SET_VERSION, args![policy, version, step, uri], 1).await
+    tx.guarded(SET_VERSION, args![policy, version, step, uri], 1).await?;
+    evals::follow(tx, policy).await
 }
 
 /// Tallies of every policy, or of one.
@@ -326,7 +343,7 @@ impl Op for ReadTallies {
         let mut tallies: BTreeMap<PolicyName, Tallies> = BTreeMap::new();
         for mut row in tx.fetch_all(SELECT_TALLIES, args![policy]).await? {
             let name: String = row.get("policy")?;
-            let name = PolicyName::parse(&name).map_err(|error| StoreError::Corrupt(error.to_string()))?;
+            let name = PolicyName::stored(&name).map_err(|error| StoreError::Corrupt(error.to_string()))?;
             let of_policy = tallies.entry(name).or_default();
             let Some(tally) = row.get::<Option<String>>("tally")?.as_deref().and_then(Tally::parse) else { continue };
             let (amount, latest_us): (f64, i64) = (row.get("amount")?, row.get("latest_us")?);

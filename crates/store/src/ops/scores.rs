@@ -32,6 +32,7 @@ use std::{
 
 use self::turns::KnownTurns;
 use super::{
+    evals,
     group::{self, LockedGroup},
     looking::ledger,
     places::{count_released, read_place},
@@ -387,6 +388,13 @@ impl Op for PutScores {
             return Ok(Ok(PutOutcome::Judge(complete)));
         }
         let decided = write(tx, &rollouts, &mut groups, self.now).await?;
+        if policies.keys().any(|name| name.is_evaluations()) {
+            let found =
+                rollouts.values().filter_map(|rollout| Some((rollout.rollout_pk, &rollout.decision.as_ref()?.0)));
+            let found = found.filter(|(_, decision)| decision.verdict.takes_place());
+            let results: Vec<_> = found.filter_map(|(rollout, decision)| Some((rollout, decision.reward?))).collect();
+            evals::settle(tx, &results, self.now).await?;
+        }
         let given = rollouts.values().filter(|rollout| groups[&rollout.group].rules.have_work());
         let given = given.flat_map(|rollout| {
             let rules = &groups[&rollout.group].rules;

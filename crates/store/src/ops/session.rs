@@ -205,7 +205,7 @@ async fn read_all(tx: &mut Tx<'_>, rows: Vec<Row>) -> Result<Vec<Session>, Store
     for mut row in tx.fetch_all(SELECT_SESSION_POLICIES, args![keys]).await? {
         let name: String = row.get("policy")?;
         let policy = SessionPolicy {
-            policy: PolicyName::parse(&name).map_err(|error| StoreError::Corrupt(error.to_string()))?,
+            policy: PolicyName::stored(&name).map_err(|error| StoreError::Corrupt(error.to_string()))?,
             run: row.get("run")?,
             current_run: row.get("current_run")?,
             version: row.get("version")?,

@@ -300,6 +300,14 @@ async fn forget_group(tx: &mut Tx<'_>, policy: PolicyPk, mut row: Row, now: Time
             DELETE FROM score
             WHERE rollout_pk = ANY (ARRAY(SELECT rollout_pk FROM rollout WHERE group_pk = $1))",
     };
+    const FORGET_EVAL_ROLLOUTS: Statement = Statement {
+        sqlite: "-- forget_eval_rollouts
+            DELETE FROM eval_rollout
+            WHERE rollout_pk IN (SELECT rollout_pk FROM rollout WHERE group_pk = $1)",
+        postgres: "-- forget_eval_rollouts
+            DELETE FROM eval_rollout
+            WHERE rollout_pk = ANY (ARRAY(SELECT rollout_pk FROM rollout WHERE group_pk = $1))",
+    };
     const FORGET_TURN_SCORES: Statement = Statement {
         sqlite: "-- forget_turn_scores
             DELETE FROM turn_score
@@ -332,7 +340,9 @@ async fn forget_group(tx: &mut Tx<'_>, policy: PolicyPk, mut row: Row, now: Time
     let group_pk: i64 = row.get("group_pk")?;
     let carriers = tx.fetch_all(SELECT_CARRIERS, args![group_pk]).await?;
     delete_payloads(tx, group_pk, now).await?;
-    for statement in [FORGET_SCORES, FORGET_TURN_SCORES, FORGET_ROLLOUTS, FORGET_PLACES, FORGET_GROUP] {
+    for statement in
+        [FORGET_EVAL_ROLLOUTS, FORGET_SCORES, FORGET_TURN_SCORES, FORGET_ROLLOUTS, FORGET_PLACES, FORGET_GROUP]
+    {
         tx.execute(statement, args![group_pk]).await?;
     }
     for mut carrier in carriers {

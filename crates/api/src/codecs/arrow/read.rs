@@ -16,7 +16,8 @@ use arrow_schema::{ArrowError, DataType};
 use axum::http::StatusCode;
 use bytes::Bytes;
 use forebay_telemetry::panics;
-use forebay_wire::{Components, Sampling, Segment, Status, Trajectory, TurnSpan, VersionSpan};
+use forebay_wire::{Components, Sampling, Segment, Trajectory, TurnSpan, VersionSpan};
+use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 
 use crate::{
@@ -183,6 +184,9 @@ fn check_same(first: &Trajectory, next: &Trajectory) -> Result<(), Invalid> {
         sampling,
         messages,
         metadata,
+        purpose,
+        suite,
+        task,
         // The row would begin another rollout.
         policy: _,
         rollout_id: _,
@@ -198,6 +202,9 @@ fn check_same(first: &Trajectory, next: &Trajectory) -> Result<(), Invalid> {
         ("policy_version", first.policy_version == *policy_version),
         ("admission_id", first.admission_id == *admission_id),
         ("status", first.status == *status),
+        ("purpose", first.purpose == *purpose),
+        ("suite", first.suite == *suite),
+        ("task", first.task == *task),
         ("reward", first.reward.map(f64::to_bits) == reward.map(f64::to_bits)),
         ("reward_components", first.reward_components == *reward_components),
         ("temperature", first.sampling == *sampling),
@@ -403,7 +410,7 @@ impl<'b> Columns<'b> {
             execution_id: self.owned("execution_id", row),
             policy_version: self.int("policy_version", row),
             admission_id: self.owned("admission_id", row),
-            status: self.status(row)?,
+            status: self.named("status", row)?,
             reward: self.float("reward", row),
             reward_components: self.json::<Components>("reward_components", row)?.unwrap_or_default().0,
             sampling: Sampling {
@@ -415,12 +422,16 @@ impl<'b> Columns<'b> {
             turns: Vec::new(),
             messages: self.json("messages", row)?,
             metadata: self.json("metadata", row)?,
+            purpose: self.named("purpose", row)?,
+            suite: self.owned("suite", row),
+            task: self.owned("task", row),
         })
     }
 
-    fn status(&self, row: usize) -> Result<Status, Invalid> {
-        let Some(status) = self.text("status", row) else { return Ok(Status::default()) };
-        serde_json::from_value(status.into()).map_err(|error| Invalid::new("status", explain(&error.to_string())))
+    /// One of a fixed set of names; the default if the cell is null.
+    fn named<T: DeserializeOwned + Default>(&self, column: &'static str, row: usize) -> Result<T, Invalid> {
+        let Some(name) = self.text(column, row) else { return Ok(T::default()) };
+        serde_json::from_value(name.into()).map_err(|error| Invalid::new(column, explain(&error.to_string())))
     }
 
     /// Builds the segment of a row, or nothing if the row has neither tokens nor a mask.

@@ -74,6 +74,9 @@ fn trajectory(text: &mut Text<'_>, bounds: &mut Bounds<'_>) -> Option<Trajectory
             b"turns" => sent.turns = seen.once(14, turns(text, bounds))?,
             b"messages" => sent.messages = seen.once(12, text.value())?,
             b"metadata" => sent.metadata = seen.once(13, text.value())?,
+            b"purpose" => sent.purpose = seen.once(16, text.value())?,
+            b"suite" => sent.suite = seen.once(17, text.value())?,
+            b"task" => sent.task = seen.once(18, text.value())?,
             _ => return None,
         }
         Some(())
@@ -189,7 +192,7 @@ fn floats(text: &mut Text<'_>, max: usize, expected: usize, column: &mut Option<
 mod tests {
     use super::*;
     use forebay_domain::surrogates::LoneSurrogates;
-    use forebay_wire::{Status, TurnSpan, VersionSpan};
+    use forebay_wire::{Purpose, Status, TurnSpan, VersionSpan};
 
     const LIMITS: TrajectoryLimits = TrajectoryLimits {
         tokens_max: 8,
@@ -274,6 +277,9 @@ mod tests {
             execution_id: Some("x".to_owned()),
             policy_version: Some(3),
             admission_id: Some("a".to_owned()),
+            purpose: Purpose::Eval,
+            suite: Some("s".to_owned()),
+            task: Some("t".to_owned()),
             status: Status::Truncated,
             reward: Some(0.5),
             reward_components: [("a".to_owned(), 1.0)].into(),

@@ -11,7 +11,7 @@ use forebay_service::{
     error::BufferError,
     looking::export::{ExportFilter, ExportReader, Expression},
 };
-use forebay_wire::{ARROW_STREAM, ExportSummary, ExportedRollout, RolloutState, Verdict};
+use forebay_wire::{ARROW_STREAM, ExportSummary, ExportedRollout, Purpose, RolloutState, Verdict};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
@@ -45,6 +45,10 @@ pub(crate) struct ExportQuery {
     /// Policy; `default` when absent.
     #[param(min_length = 1, max_length = 128, pattern = "^[A-Za-z0-9._-]+$")]
     policy: Option<String>,
+    /// `eval`: the rollouts that evaluate the policy; `train` when absent.
+    #[serde(default)]
+    #[param(value_type = Option<Purpose>)]
+    purpose: Purpose,
     /// Run of the policy; the current one when absent.
     #[param(minimum = 0)]
     run: Option<i64>,
@@ -96,6 +100,10 @@ pub(crate) async fn get(
     headers: HeaderMap,
 ) -> Result<Response, Failure> {
     let policy = params::policy(&grant, "policy", query.policy.as_deref())?;
+    let policy = match query.purpose {
+        Purpose::Train => policy,
+        Purpose::Eval => policy.evaluations(),
+    };
     let format = negotiate(&headers)?;
     let filter = filter(&query)?;
     let reader = api.buffer.export(policy, query.run.map(Run), filter).await?;

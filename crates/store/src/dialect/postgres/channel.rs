@@ -148,14 +148,14 @@ fn unless_lost(told: Result<Option<PgNotification>, sqlx::Error>) -> Result<PgNo
     told?.ok_or_else(|| io::Error::from(io::ErrorKind::ConnectionAborted).into())
 }
 
-/// `REPLICA AWAITED POLICY`: at most 173 bytes, of the 7,999 that a notification may have.
+/// `REPLICA AWAITED POLICY`: at most 178 bytes, of the 7,999 that a notification may have.
 fn payload(wake_up: &WakeUp) -> String {
     let awaited = match wake_up.awaited {
         Awaited::Batch => "batch",
         Awaited::Version => "version",
         Awaited::Work => "work",
     };
-    format!("{} {awaited} {}", wake_up.replica, wake_up.policy)
+    format!("{} {awaited} {}", wake_up.replica, wake_up.policy.as_str())
 }
 
 fn parse(payload: &str) -> Option<WakeUp> {
@@ -167,7 +167,7 @@ fn parse(payload: &str) -> Option<WakeUp> {
         "work" => Awaited::Work,
         _ => return None,
     };
-    let policy = PolicyName::parse(words.next()?).ok()?;
+    let policy = PolicyName::stored(words.next()?).ok()?;
     Some(WakeUp { replica, awaited, policy })
 }
 

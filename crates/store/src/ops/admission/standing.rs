@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use forebay_domain::{
     admission::{
         refused::{RefusedRoom, RoomFor, noted, without},
-        room::{Asked, BegunGroup, NextBatch, NoRoom, PATIENCE_PART, Recent, Share, Standing},
+        room::{Asked, BegunGroup, NextBatch, NoRoom, PATIENCE_PART, Recent, Share, Standing, capacity},
     },
     batch::shares::needed,
     clock::Timestamp,
@@ -38,6 +38,12 @@ pub(in crate::ops) async fn grant(
     }
     super::give_back_expired(tx, policy, now).await?;
     let stored = StoredBacklog::read(tx, policy.policy_pk).await?;
+    if policy.name.is_evaluations() {
+        // Nothing waits for a batch there, so that nothing has to be completed for one.
+        let backlog = stored.with(policy.policy_pk, tx.tallies());
+        let room = capacity(&policy.rules, backlog, None).min(asked.rollouts.into()) as u32;
+        return Ok(if room > 0 { Ok(room) } else { Err(NoRoom::Evaluation(backlog)) });
+    }
     let at_once = asked.grant_at_once(&policy.rules, stored.with(policy.policy_pk, tx.tallies()));
     let granted = if let Some(granted) = at_once {
         Ok(granted)

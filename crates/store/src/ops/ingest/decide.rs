@@ -8,6 +8,7 @@ use std::{
 use forebay_domain::{
     admission::{Gates, Room},
     clock::Timestamp,
+    evals::SUITES_MAX,
     evaluation::EvaluationRequest,
     finalize::{self, GroupDecision, GroupSnapshot, Member, MemberAdvantage},
     ids::{GroupPk, PolicyName, PolicyPk, RolloutPk},
@@ -32,6 +33,7 @@ use super::{
 use crate::{
     ops::{
         admission::{Allowances, Rooms, added_backlog},
+        evals,
         group::{self, LockedGroup},
         session::EndedSession,
     },
@@ -199,7 +201,9 @@ impl<'b> Decider<'b> {
             let is_new = !self.snapshot.groups.contains_key(&self.group_key(incoming));
             let policy = &self.snapshot.policies[&new.policy];
             let next = self.snapshot.next_batches.get(&policy.policy_pk);
-            is_new && next.is_some_and(|next| next.waits_for(&policy.rules, environment))
+            // Training waits for nothing that evaluates the policy.
+            let is_trained = new.evaluates.is_none();
+            is_trained && is_new && next.is_some_and(|next| next.waits_for(&policy.rules, environment))
         };
         newcomers.iter().filter(waits).map(|incoming| incoming.new.policy.clone()).collect()
     }
@@ -241,6 +245,13 @@ impl<'b> Decider<'b> {
         }
         let policy = &self.snapshot.policies[&incoming.new.policy];
         let (group_key, new) = (self.group_key(incoming), incoming.new);
+        if let (Some(of), Some(known)) = (&new.evaluates, self.snapshot.suites.get_mut(&policy.policy_pk))
+            && known.insert(of.suite.clone())
+            && known.len() > SUITES_MAX
+        {
+            known.remove(&of.suite);
+            return Err(evals::too_many_suites(format!("/{index}/suite")));
+        }
         let room = draft.rooms.of(incoming);
         self.take_group(draft, incoming, tallies)?;
         let group = draft.groups.get_mut(&group_key).expect("the group was just taken");

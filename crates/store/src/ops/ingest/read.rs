@@ -18,7 +18,7 @@ use crate::{
     error::StoreError,
     ops::{
         admission::{Allowances, StoredBacklog, next_batch},
-        fill, group, names, policy, read_json,
+        evals, fill, group, names, policy, read_json,
         session::{self, EndingSession},
     },
     sql::{NewKeys, Row, Statement, Tx, args, id_key_list, key_found, key_run},
@@ -34,6 +34,8 @@ pub(super) struct Snapshot {
     /// The next batches of those of these policies that may be full.
     pub(super) next_batches: HashMap<PolicyPk, NextBatch>,
     pub(super) allowances: Allowances,
+    /// The names of the suites of those policies that are evaluations.
+    pub(super) suites: HashMap<PolicyPk, BTreeSet<String>>,
     /// The sessions that bundles end.
     pub(super) sessions: HashMap<SessionPk, EndingSession>,
     /// Keys for the rows of new rollouts, ascending.
@@ -81,6 +83,10 @@ impl Snapshot {
             read_members(tx, locked.iter_mut().map(|(key, group)| (newcomers_of[key], group))).await?;
             groups.extend(locked.into_iter().map(|(key, group)| ((policy.policy_pk, key), group)));
         }
+        let mut suites = HashMap::new();
+        for policy in policies.values().filter(|policy| policy.name.is_evaluations()) {
+            suites.insert(policy.policy_pk, evals::suite_names(tx, policy.policy_pk).await?);
+        }
         // A verdict that was not final when it was read may have become so before the group was locked.
         let locked: HashSet<GroupPk> = groups.values().map(|group: &GroupWork| group.locked.group_pk).collect();
         let waits = |stored: &Stored| !stored.decision.scoring.is_empty() && locked.contains(&stored.group_pk);
@@ -98,6 +104,7 @@ impl Snapshot {
             backlogs,
             next_batches,
             allowances,
+            suites,
             sessions,
         })
     }

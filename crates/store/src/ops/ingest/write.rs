@@ -29,6 +29,7 @@ use super::{
 use crate::{
     error::StoreError,
     ops::{
+        evals::{self, NewEvaluation},
         group::{self, LockedGroup},
         scores, session,
     },
@@ -54,6 +55,10 @@ pub(super) async fn write(tx: &mut Tx<'_>, changes: Changes<'_>, now: Timestamp)
     let rows = arrived.iter().filter_map(|row| row.score_args(now)).collect();
     scores::INSERT_SCORES.run(tx, rows).await?;
     write_work(tx, &groups, &arrived, now).await?;
+    let evaluations: Vec<_> = arrived.iter().filter_map(Arrived::evaluation).collect();
+    if !evaluations.is_empty() {
+        evals::write(tx, &evaluations, now).await?;
+    }
     // The advantages that are left belong to rollouts that were stored before.
     let mut advantages: Vec<MemberAdvantage> = advantages.into_values().collect();
     advantages.sort_unstable_by_key(|advantage| advantage.rollout_pk);
@@ -206,6 +211,21 @@ impl<'b> Arrived<'b> {
             group::packed_turns(advantage).as_deref(),
             turn_calls.map(to_json),
         ]
+    }
+
+    /// What it is a result of, if it evaluates its policy.
+    fn evaluation(&self) -> Option<NewEvaluation<'b>> {
+        let decision = &self.decision;
+        let is_decided = decision.scoring.is_empty() && decision.verdict.takes_place();
+        Some(NewEvaluation {
+            rollout_pk: self.rollout_pk,
+            policy_pk: self.policy_pk,
+            run: self.run,
+            of: self.new.evaluates.as_ref()?,
+            version: decision.versions.version,
+            mixed: decision.trains_several_versions(),
+            reward: decision.reward.filter(|_| is_decided),
+        })
     }
 
     /// What it waits for, if it lacks scores.

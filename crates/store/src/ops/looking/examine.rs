@@ -413,7 +413,7 @@ fn read_state(row: &mut Row) -> Result<(String, Option<RolloutState>), StoreErro
 
 fn count(counts: &mut Counts, row: &mut Row, tally: Tally) -> Result<(), StoreError> {
     let policy: String = row.get("policy")?;
-    let policy = PolicyName::parse(&policy).map_err(|error| StoreError::Corrupt(error.to_string()))?;
+    let policy = PolicyName::stored(&policy).map_err(|error| StoreError::Corrupt(error.to_string()))?;
     *counts.entry(policy).or_default().entry(tally).or_default() += row.get::<i64>("value")?;
     Ok(())
 }

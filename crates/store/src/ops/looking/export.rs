@@ -20,7 +20,7 @@ use std::{
 use crate::{
     error::StoreError,
     op::Op,
-    ops::{read_sealed, scores},
+    ops::{evals, read_sealed, scores},
     sql::{Row, Statement, Tx, among_keys, args, key_list},
 };
 
@@ -157,6 +157,12 @@ async fn page(
         }
         members.push(member);
     }
+    if export.evaluates {
+        let mut found = evals::of_rollouts(tx, members.iter().map(|member| member.row.rollout_pk.0).collect()).await?;
+        for member in &mut members {
+            member.evaluates = found.remove(&member.row.rollout_pk);
+        }
+    }
     let mut given = scores::applied(tx, members.iter().map(|member| member.row.rollout_pk)).await?;
     for member in &mut members {
         let mut given = given.remove(&member.row.rollout_pk).unwrap_or_default();
@@ -199,6 +205,7 @@ fn read_member(mut row: Row, group: &ExportGroup, waiting: &HashSet<RolloutPk>) 
         version_assumed: row.get("version_assumed")?,
         received_at: row.get("received_us")?,
         rules: Arc::clone(&group.rules),
+        evaluates: None,
         scores: Vec::new(),
     })
 }

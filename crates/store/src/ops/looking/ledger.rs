@@ -15,7 +15,7 @@ use crate::{
     op::Op,
     ops::{
         bounded_scan::{InOrder, Scan, examine, in_order},
-        fill, names, read_json, trained_versions,
+        evals, fill, names, read_json, trained_versions,
     },
     sql::{Row, Statement, Tx, args, key_found, key_list},
 };
@@ -116,6 +116,14 @@ impl Op for StoryFilter {
             }
             stories.push(story);
         }
+        let evaluating = stories.iter().filter(|story: &&Story| story.policy.is_evaluations());
+        let evaluating: Vec<i64> = evaluating.map(|story| story.rollout_pk.0).collect();
+        if !evaluating.is_empty() {
+            let mut found = evals::of_rollouts(tx, evaluating).await?;
+            for story in &mut stories {
+                story.evaluates = found.remove(&story.rollout_pk);
+            }
+        }
         let carriers = carriers(tx, &groups).await?;
         for (story, group) in stories.iter_mut().zip(groups) {
             if story.verdict.takes_place() {
@@ -196,7 +204,8 @@ fn read_story(row: &mut Row) -> Result<Story, StoreError> {
     let state = state.ok_or_else(contradict)?;
     Ok(Story {
         rollout_pk: row.get("rollout_pk")?,
-        policy: PolicyName::parse(&policy).map_err(|error| StoreError::Corrupt(error.to_string()))?,
+        policy: PolicyName::stored(&policy).map_err(|error| StoreError::Corrupt(error.to_string()))?,
+        evaluates: None,
         run: row.get("run")?,
         rollout_id: row.get("rollout_id")?,
         execution_id: row.get("execution")?,

@@ -145,7 +145,7 @@ async fn having(
 
 fn name(row: &mut Row) -> Result<PolicyName, StoreError> {
     let name: String = row.get("name")?;
-    PolicyName::parse(&name).map_err(|error| StoreError::Corrupt(error.to_string()))
+    PolicyName::stored(&name).map_err(|error| StoreError::Corrupt(error.to_string()))
 }
 
 #[async_trait]

@@ -7,13 +7,13 @@ use std::collections::HashMap;
 use forebay_domain::{
     credit,
     ids::RolloutPk,
-    scores::{REWARD, Score},
+    scores::{self, REWARD, Score},
     turn_calls::TurnCalls,
 };
 
 use crate::{
     error::StoreError,
-    ops::{group, read_json},
+    ops::read_json,
     sql::{Row, Statement, Tx, among_keys, args, key_list},
 };
 
@@ -111,16 +111,23 @@ pub(super) async fn put(tx: &mut Tx<'_>, rollout: RolloutPk, turn: u32, score: &
 
 /// Puts the rewards that were given into the turns of a rollout that waits.
 pub(super) async fn reward(tx: &mut Tx<'_>, rollout: RolloutPk, given: &[Score]) -> Result<(), StoreError> {
+    const SELECT_TURNS_TO_REWARD: Statement = Statement::new(
+        "-- select_turns_to_reward
+        SELECT turns
+        FROM rollout
+        WHERE rollout_pk = $1",
+    );
     const REWARD_TURNS: Statement = Statement::new(
         "-- reward_turns
         UPDATE rollout
         SET turns = $2
         WHERE rollout_pk = $1 AND turns IS NOT NULL",
     );
-    let stored = group::turns(tx, &[rollout]).await?.remove(&rollout);
+    let mut row = tx.fetch_one(SELECT_TURNS_TO_REWARD, args![rollout]).await?;
+    let stored: Option<Vec<u8>> = row.get("turns")?;
     // Damage is found when the batch is read.
-    let Some(mut turns) = stored.and_then(|stored| credit::unpack(&stored.turns)) else { return Ok(()) };
-    credit::reward(&mut turns, given);
+    let Some(mut turns) = stored.and_then(|packed| credit::unpack(&packed)) else { return Ok(()) };
+    credit::reward(&mut turns, scores::of_turns(given));
     tx.guarded(REWARD_TURNS, args![rollout, &credit::pack(&turns)[..]], 1).await
 }
 

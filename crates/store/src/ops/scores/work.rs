@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use async_trait::async_trait;
 use forebay_domain::{
     clock::Timestamp,
-    ids::{GroupPk, LeaseToken, PolicyName, PolicyPk, RequestId, RolloutPk},
+    ids::{GroupPk, LeaseToken, PolicyName, RequestId, RolloutPk},
     policies::Policy,
     refusal::{LostLease, Refusal},
     samples::pages,
@@ -420,15 +420,17 @@ impl Op for LeaseWork {
         if let Err(refusal) = asked(self, tx, &policy).await? {
             return Ok(Err(refusal));
         }
+        let evaluations = policy::find(tx, &self.policy.evaluations()).await?;
+        let policies: Vec<&Policy> = [Some(&policy), evaluations.as_ref()].into_iter().flatten().collect();
         let mut candidates = match &self.request_id {
-            Some(request) => held_by(self, tx, policy.policy_pk, request).await?,
+            Some(request) => held_by(self, tx, &policies, request).await?,
             None => Vec::new(),
         };
         let held = !candidates.is_empty();
         let (mut left, mut next) = (false, None);
         if !held {
-            (candidates, left) = open(self, tx, &policy).await?;
-            next = if candidates.is_empty() { opens_next(self, tx, policy.policy_pk).await? } else { None };
+            (candidates, left) = open(self, tx, &policies).await?;
+            next = if candidates.is_empty() { opens_next(self, tx, &policies).await? } else { None };
         }
         let expires_at = self.now.plus_seconds(self.ttl_s.unwrap_or(policy.rules.lease.ttl_s));
         let (mut items, mut bytes, mut row_bytes): (Vec<WorkItem>, u64, u64) = (Vec::new(), 0, 0);
@@ -503,7 +505,7 @@ async fn asked(lease: &LeaseWork, tx: &mut Tx<'_>, policy: &Policy) -> Result<Re
 async fn held_by(
     lease: &LeaseWork,
     tx: &mut Tx<'_>,
-    policy: PolicyPk,
+    policies: &[&Policy],
     request: &RequestId,
 ) -> Result<Vec<Candidate>, StoreError> {
     const LOCK_WORK_OF_REQUEST: Statement = Statement {
@@ -523,15 +525,20 @@ async fn held_by(
             ORDER BY w.since_us, w.work_pk
             FOR UPDATE OF w",
     };
-    let values = args![policy, &*lease.scorer, request.as_str(), lease.now];
-    let held = tx.fetch_all(LOCK_WORK_OF_REQUEST, values).await?.into_iter().map(read_candidate);
-    let held = held.collect::<Result<Vec<_>, _>>()?;
+    let mut held = Vec::new();
+    for policy in policies {
+        let values = args![policy.policy_pk, &*lease.scorer, request.as_str(), lease.now];
+        for row in tx.fetch_all(LOCK_WORK_OF_REQUEST, values).await? {
+            held.push(read_candidate(row)?);
+        }
+    }
     // A request for other names is another request.
-    Ok(held.into_iter().filter(|candidate| lease.names.contains(&candidate.name)).collect())
+    held.retain(|candidate| lease.names.contains(&candidate.name));
+    Ok(held)
 }
 
 /// When the next work opens that has a time for that.
-async fn opens_next(lease: &LeaseWork, tx: &mut Tx<'_>, policy: PolicyPk) -> Result<Option<Timestamp>, StoreError> {
+async fn opens_next(lease: &LeaseWork, tx: &mut Tx<'_>, policies: &[&Policy]) -> Result<Option<Timestamp>, StoreError> {
     const SELECT_OPENS_NEXT: Statement = Statement::new(
         "-- select_opens_next
         SELECT since_us
@@ -541,8 +548,9 @@ async fn opens_next(lease: &LeaseWork, tx: &mut Tx<'_>, policy: PolicyPk) -> Res
         LIMIT 1",
     );
     let mut next: Option<Timestamp> = None;
-    for name in &lease.names {
-        if let Some(mut row) = tx.fetch_optional(SELECT_OPENS_NEXT, args![policy, &**name, lease.now]).await? {
+    for (name, policy) in of_each(lease, policies) {
+        let values = args![policy.policy_pk, name, lease.now];
+        if let Some(mut row) = tx.fetch_optional(SELECT_OPENS_NEXT, values).await? {
             let since = row.get("since_us")?;
             next = Some(next.map_or(since, |next| next.min(since)));
         }
@@ -550,8 +558,13 @@ async fn opens_next(lease: &LeaseWork, tx: &mut Tx<'_>, policy: PolicyPk) -> Res
     Ok(next)
 }
 
+/// What a scorer asks for: each name, of what is trained and of what evaluates the policy.
+fn of_each<'a>(lease: &'a LeaseWork, policies: &'a [&Policy]) -> impl Iterator<Item = (&'a str, &'a Policy)> {
+    lease.names.iter().flat_map(move |name| policies.iter().map(move |policy| (&**name, *policy)))
+}
+
 /// The oldest open work, and whether more was locked than this. Each name is looked up on its own, because its part of the index is in order.
-async fn open(lease: &LeaseWork, tx: &mut Tx<'_>, policy: &Policy) -> Result<(Vec<Candidate>, bool), StoreError> {
+async fn open(lease: &LeaseWork, tx: &mut Tx<'_>, policies: &[&Policy]) -> Result<(Vec<Candidate>, bool), StoreError> {
     const LOCK_OPEN_WORK: Statement = Statement {
         sqlite: "-- lock_open_work
             SELECT w.work_pk, w.since_us, w.group_pk, g.group_id, w.rollout_pk, w.name, w.attempts, w.attempts_max,
@@ -573,8 +586,8 @@ async fn open(lease: &LeaseWork, tx: &mut Tx<'_>, policy: &Policy) -> Result<(Ve
             FOR UPDATE OF w SKIP LOCKED",
     };
     let mut found = Vec::new();
-    for name in &lease.names {
-        let values = args![policy.policy_pk, &**name, lease.now, lease.max, policy.run];
+    for (name, policy) in of_each(lease, policies) {
+        let values = args![policy.policy_pk, name, lease.now, lease.max, policy.run];
         for row in tx.fetch_all(LOCK_OPEN_WORK, values).await? {
             found.push(read_candidate(row)?);
         }
@@ -599,14 +612,18 @@ impl Op for ExtendWork {
         let Some(policy) = policy::find(tx, &self.policy).await? else {
             return Ok(Err(Refusal::UnknownPolicy(self.policy.clone())));
         };
+        let evaluations = policy::find(tx, &self.policy.evaluations()).await?;
+        let policies = [Some(policy.policy_pk), evaluations.map(|evaluations| evaluations.policy_pk)];
         let expires_at = self.now.plus_seconds(self.ttl_s.unwrap_or(policy.rules.lease.ttl_s));
         let mut in_order: Vec<usize> = (0..self.leases.len()).collect();
         // The order in which scores lock them.
         in_order.sort_unstable_by_key(|index| self.leases[*index].as_str());
         let mut held = vec![false; self.leases.len()];
         for index in in_order {
-            let values = args![self.leases[index].as_str(), policy.policy_pk, expires_at, self.now];
-            held[index] = tx.execute(EXTEND_WORK, values).await? == 1;
+            for policy in policies.into_iter().flatten() {
+                let values = args![self.leases[index].as_str(), policy, expires_at, self.now];
+                held[index] |= tx.execute(EXTEND_WORK, values).await? == 1;
+            }
         }
         Ok(Ok(ExtendedWork { expires_at, held }))
     }
@@ -659,8 +676,14 @@ impl Op for RetryWork {
         let Some(policy) = policy::find(tx, &self.policy).await? else {
             return Ok(Err(Refusal::UnknownPolicy(self.policy.clone())));
         };
-        let rows = tx.fetch_all(LOCK_EXHAUSTED_WORK, args![policy.policy_pk, &*self.name, self.limit]).await?;
-        let keys = rows.into_iter().map(|mut row| row.get("work_pk")).collect::<Result<Vec<i64>, _>>()?;
+        let evaluations = policy::find(tx, &self.policy.evaluations()).await?;
+        let mut keys: Vec<i64> = Vec::new();
+        for policy in [Some(&policy), evaluations.as_ref()].into_iter().flatten() {
+            let values = args![policy.policy_pk, &*self.name, self.limit as usize - keys.len()];
+            for mut row in tx.fetch_all(LOCK_EXHAUSTED_WORK, values).await? {
+                keys.push(row.get("work_pk")?);
+            }
+        }
         let count = keys.len();
         if count > 0 {
             tx.guarded(RETRY_WORK, args![key_list(keys)], count).await?;
@@ -701,7 +724,7 @@ impl Op for ExpireWork {
         for mut row in tx.fetch_all(LOCK_EXPIRED_WORK, args![self.now, self.limit]).await? {
             keys.push(row.get("work_pk")?);
             let name: String = row.get("name")?;
-            let policy = PolicyName::parse(&name).map_err(|error| StoreError::Corrupt(error.to_string()))?;
+            let policy = PolicyName::stored(&name).map_err(|error| StoreError::Corrupt(error.to_string()))?;
             let is_last = row.get::<u32>("attempts")? + 1 >= row.get("attempts_max")?;
             events.push((policy, if is_last { WorkEvent::Exhausted } else { WorkEvent::Expired }));
         }

@@ -355,7 +355,7 @@ fn read(mut row: Row) -> Result<StoredCall, StoreError> {
     let delivery: u32 = row.get("delivered")?;
     Ok(StoredCall {
         seq: row.get("seq")?,
-        policy: PolicyName::parse(&policy).map_err(|error| corrupt(error.to_string()))?,
+        policy: PolicyName::stored(&policy).map_err(|error| corrupt(error.to_string()))?,
         parent: row.get("parent")?,
         shared: row.get::<u64>("shared")? as usize,
         prompt: row.get::<u64>("prompt")? as usize,
