@@ -155,6 +155,13 @@ on_both_stores! {
             let found = app.post("/trajectories", with(eval("s", "t", 1, 1.0), fields.clone())).await.pointers(422);
             assert_eq!(found[0], pointer, "{fields}");
         }
+        // One of two with the same id could not be looked up.
+        app.rules("default", json!({"group": {"size": 1}})).await;
+        app.accept(with(member("g", 0, 1.0), json!({"rollout_id": "trained"}))).await;
+        let taken = with(eval("s", "t", 1, 1.0), json!({"rollout_id": "trained"}));
+        app.post("/trajectories", taken).await.refused(409, "rollout-conflict");
+        let opens = json!({"purpose": "eval", "suite": "s", "rollout_id": "trained"});
+        app.post("/sessions", opens).await.refused(409, "rollout-conflict");
         for (body, pointer) in [
             (json!({"tasks": 0}), "/tasks"),
             (json!({"tasks": 1, "repeats": 257}), "/repeats"),
@@ -170,6 +177,12 @@ on_both_stores! {
         }
         assert_eq!(app.post("/admissions", json!({"rollouts": 1, "suite": "s"})).await.pointers(422), ["/purpose"]);
         app.get("/policies/other/evals").await.refused(404, "unknown-policy");
+        // Nothing has evaluated this policy yet.
+        app.rules("fresh", json!({})).await;
+        assert_eq!(app.get("/trajectories?policy=fresh&purpose=eval").await.expect(200)["trajectories"], json!([]));
+        assert_eq!(app.get("/sessions?policy=fresh&purpose=eval").await.expect(200)["sessions"], json!([]));
+        app.get("/exports?policy=fresh&purpose=eval").await;
+        app.get("/exports?policy=other&purpose=eval").await.refused(404, "unknown-policy");
     }
 
     async fn evaluation_has_room_of_its_own(app: TestApp) {
@@ -192,7 +205,9 @@ on_both_stores! {
             assert_eq!(app.accept(with(eval("s", "t", 1, 1.0), fields)).await["scoring"], json!(["judge"]));
         }
         // Those that wait for scores take room, of evaluation alone.
-        app.post("/trajectories", eval("s", "t", 1, 1.0)).await.refused(429, "backlog-full");
+        let full = app.post("/trajectories", eval("s", "t", 1, 1.0)).await;
+        assert!(full.json.to_string().contains("admissions.eval"), "{}", full.json);
+        full.refused(429, "backlog-full");
         app.post("/scores", json!({"rollout_id": "e0", "name": "judge", "value": 1.0})).await.expect(201);
         assert_eq!(app.post("/admissions", asked).await.expect(201)["granted"], 1);
     }
@@ -288,6 +303,13 @@ on_both_stores! {
         app.rules("default", json!({"group": {"size": 1}})).await;
         app.accept(with(eval("s", "t", 0, 0.5), json!({"rollout_id": "e"}))).await;
         close(&evals(app, "").await[0]["versions"][0]["mean"], 0.5);
+        // What a resume undoes is forgotten with its numbers, and what was not published stays.
+        app.accept(eval("s", "t", 9, 1.0)).await;
+        app.post("/policies/default/resume", json!({})).await.expect(200);
+        assert_eq!(evals(app, "").await[0]["versions"][0]["version"], 9);
+        app.put("/policies/default/version", json!({"version": 9, "step": 3})).await.expect(200);
+        app.post("/policies/default/resume", json!({"force": true})).await.expect(200);
+        assert_eq!(evals(app, "").await[0]["versions"][0]["version"], 0);
         // A rollout without a reward is no result.
         let dropped = app.accept(json!({"purpose": "eval", "suite": "s", "status": "aborted"})).await;
         assert_eq!((&dropped["verdict"], &dropped["reason"]), (&json!("dropped"), &json!("no-reward")));
@@ -309,6 +331,8 @@ on_both_stores! {
         let version = &evals(app, "").await[0]["versions"][0];
         assert_eq!((&version["n"], &version["mean"]), (&json!(1), &json!(1.0)));
         assert_eq!(app.get("/sessions?policy=default").await.expect(200)["sessions"], json!([]));
+        let listed = app.get("/sessions?purpose=eval&rollout_id=e").await.expect(200);
+        assert_eq!(listed["sessions"].as_array().map(Vec::len), Some(1));
     }
 
     async fn too_many_suites_are_refused(app: TestApp) {

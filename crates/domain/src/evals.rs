@@ -264,13 +264,14 @@ fn interval(mean: f64, error: Option<f64>) -> (Option<f64>, Option<f64>) {
     (error.map(|error| mean - Z * error), error.map(|error| mean + Z * error))
 }
 
-/// The unbiased estimate of pass@k from n rollouts of which c pass, `1 - C(n - c, k) / C(n, k)` (arXiv 2107.03374).
-#[must_use]
-pub fn pass_at(n: u64, c: u64, k: u64) -> f64 {
-    if n - c < k {
-        return 1.0;
-    }
-    1.0 - (n - c + 1..=n).map(|i| 1.0 - k as f64 / i as f64).product::<f64>()
+/// The unbiased estimates of pass@1, pass@2, ... up to pass@n from n rollouts of which c pass: `1 - C(n - c, k) / C(n, k)` for
+/// pass@k (arXiv 2107.03374). Each follows from the one before, because the quotient is the product of
+/// `(n - c - j) / (n - j)` for j from 0 to k - 1.
+pub fn pass_at(n: u64, c: u64) -> impl Iterator<Item = f64> {
+    (0..n).scan(1.0, move |none_passes, j| {
+        *none_passes *= n.saturating_sub(c).saturating_sub(j) as f64 / (n - j) as f64;
+        Some(1.0 - *none_passes)
+    })
 }
 
 impl FoundVersion {
@@ -290,16 +291,16 @@ impl FoundVersion {
     /// pass@k for each k that a task has enough rollouts for, up to what the suite wants.
     #[must_use]
     pub fn pass_at(&self, suite: &Suite) -> Vec<PassAt> {
-        let of = |k: u32| {
-            let enough = self.tasks.values().filter(|task| task.rollouts >= u64::from(k));
-            let estimates: Vec<f64> = enough.map(|task| pass_at(task.rollouts, task.passed, k.into())).collect();
+        let mut of_tasks: Vec<_> = self.tasks.values().map(|task| pass_at(task.rollouts, task.passed)).collect();
+        let mut of = |k: u32| {
+            let estimates: Vec<f64> = of_tasks.iter_mut().filter_map(Iterator::next).collect();
             let (estimate, error) = mean_and_error(&estimates);
             // No probability is beyond these bounds, whatever the approximation says.
             let (low, high) = interval(estimate, error);
             let (low, high) = (low.map(|low| low.max(0.0)), high.map(|high| high.min(1.0)));
             (!estimates.is_empty()).then_some(PassAt { k, estimate, tasks: estimates.len() as u64, low, high })
         };
-        (1..=suite.repeats).map_while(of).collect()
+        (1..=suite.repeats).map_while(&mut of).collect()
     }
 
     /// How it differs from an earlier version, over the tasks that both have; none without any.
@@ -338,14 +339,15 @@ mod tests {
         // Counted: of all ways to take k of n rollouts, those with a passing one.
         for n in 1..=8_u32 {
             for c in 0..=n {
-                for k in 1..=n {
+                assert_eq!(pass_at(n.into(), c.into()).count(), n as usize);
+                for (k, estimate) in (1..=n).zip(pass_at(n.into(), c.into())) {
                     let choices = (0..1_u32 << n).filter(|taken| taken.count_ones() == k);
                     let (mut all, mut passing) = (0_u32, 0_u32);
                     for taken in choices {
                         all += 1;
                         passing += u32::from(taken & ((1 << c) - 1) != 0);
                     }
-                    close(pass_at(n.into(), c.into(), k.into()), f64::from(passing) / f64::from(all));
+                    close(estimate, f64::from(passing) / f64::from(all));
                 }
             }
         }

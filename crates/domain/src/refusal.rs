@@ -87,7 +87,11 @@ pub enum Refusal {
         size: u32,
     },
     /// The policy holds as much untrained work as its backlog allows.
-    #[error("policy `{0}` has as much untrained work as its backlog allows")]
+    #[error("policy `{0}` has {most}", most = if .0.is_evaluations() {
+        "as many rollouts that evaluate it under way as `admissions.eval` allows"
+    } else {
+        "as much untrained work as its backlog allows"
+    })]
     BacklogFull(PolicyName),
     /// One bundle holds more than the policy's whole backlog.
     #[error(

@@ -70,8 +70,8 @@ pub struct BatchMember {
     pub scores: Vec<Score>,
     /// Its turns as its row has them, if these rules compare turns: a hash, because there may be many.
     pub turns: Option<blake3::Hash>,
-    /// The rewards that others gave to its turns.
-    pub turn_scores: Vec<Score>,
+    /// The rewards that others gave to its turns, with the numbers of the turns.
+    pub turn_rewards: Vec<(u32, f64)>,
     /// The advantages of its turns; none before they are known, and if it does not count in the baseline.
     pub turn_advantages: Option<Vec<f64>>,
 }

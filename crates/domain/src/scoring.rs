@@ -36,6 +36,9 @@ pub const TURN_SCORES_MAX: usize = TURNS_MAX;
 /// The longest rationale.
 pub const RATIONALE_BYTES_MAX: usize = 16 << 10;
 
+/// The longest rationale of the reward of a turn.
+pub const TURN_RATIONALE_BYTES_MAX: usize = 1 << 10;
+
 /// The longest reason for which a score is not given.
 pub const FAILED_BYTES_MAX: usize = 1_024;
 
@@ -147,8 +150,9 @@ impl NewScore {
             require(sent.lease.is_none(), "lease", detail.to_owned());
         }
         let bytes = sent.rationale.as_ref().map_or(0, String::len);
-        let detail = format!("must be at most {RATIONALE_BYTES_MAX} bytes, is {bytes}");
-        require(bytes <= RATIONALE_BYTES_MAX, "rationale", detail);
+        // The turns of a rollout may have thousands, which are shown together.
+        let most = if turn.is_some() { TURN_RATIONALE_BYTES_MAX } else { RATIONALE_BYTES_MAX };
+        require(bytes <= most, "rationale", format!("must be at most {most} bytes, is {bytes}"));
         // Postgres has no text with it.
         let has_zero = sent.rationale.as_ref().is_some_and(|rationale| rationale.contains('\0'));
         require(!has_zero, "rationale", "must not contain U+0000".to_owned());

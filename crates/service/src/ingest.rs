@@ -105,8 +105,7 @@ pub(crate) async fn ingest_bundles(buffer: &Buffer, bundles: Vec<Bundle>) -> Res
             ingest_again(buffer, &bundles, &mut outcomes, not_evaluated).await?;
             continue;
         }
-        let creates = |name: &PolicyName| buffer.options.auto_create || name.is_evaluations();
-        let Some(name) = unknown_policy(&outcomes).filter(creates) else {
+        let Some(name) = unknown_policy(&outcomes, buffer.options.auto_create) else {
             return Ok(outcomes);
         };
         let of_policy =
@@ -251,10 +250,10 @@ pub(crate) fn report_decided(
     }
 }
 
-/// A policy that does not exist and that a bundle was refused for.
-fn unknown_policy(outcomes: &[BundleOutcome]) -> Option<PolicyName> {
+/// A policy that does not exist, that a bundle was refused for and that can be created: any, or evaluations of one.
+fn unknown_policy(outcomes: &[BundleOutcome], any: bool) -> Option<PolicyName> {
     outcomes.iter().find_map(|outcome| match outcome {
-        Err(Refusal::UnknownPolicy(name)) => Some(name.clone()),
+        Err(Refusal::UnknownPolicy(name)) if any || name.is_evaluations() => Some(name.clone()),
         _ => None,
     })
 }

@@ -60,7 +60,7 @@ impl Buffer {
     /// Sessions that record rollouts of a policy, in the order in which they were opened.
     #[instrument(level = "debug", skip_all)]
     pub async fn sessions(&self, filter: SessionFilter) -> Result<Page<Session>, BufferError> {
-        policies::existing_policy(self, &filter.policy).await?;
+        policies::existing_policy(self, &filter.policy.public()).await?;
         Ok(self.store.read(filter).await?)
     }
 }

@@ -245,7 +245,8 @@ async fn evaluate(url: &str) {
     evaluated.accept(eval("d", 2)).await;
     let score = json!({"policy": "evaluated", "rollout_id": "d", "name": "judge", "value": 1.0});
     evaluated.post("/scores", score).await;
-    evaluated.post("/policies/evaluated/resume", json!({})).await;
+    evaluated.publish(3).await;
+    evaluated.post("/policies/evaluated/resume", json!({"force": true})).await;
 }
 
 /// Turns that are rewarded later.
@@ -255,6 +256,9 @@ async fn turns(url: &str) {
     judge.accept(member("g", 0, 1.0)).await;
     judge.accept(with(member("h", 0, 1.0), json!({"reward": null}))).await;
     let score = json!({"policy": "turned", "rollout_id": "h-0", "name": "reward", "value": 1.0});
+    let call = json!([{"id": "c", "prompt_tokens": [1], "tokens": [2]}]);
+    judge.accept(with(member("i", 0, 1.0), json!({"reward": null, "segments": null, "turns": call}))).await;
+    judge.post("/scores", with(score.clone(), json!({"rollout_id": "i-0", "turn": "c"}))).await;
     judge.post("/scores", with(score.clone(), json!({"turn": 0}))).await;
     judge.post("/scores", score).await;
     judge.get("/scores?policy=turned&rollout_id=h-0").await;

@@ -22,8 +22,8 @@ use forebay_service::{
     },
 };
 use forebay_wire::{
-    AbortRequest, FinishRequest, ListOrder, SessionBreak, SessionEnded, SessionFinish, SessionInfo, SessionModel,
-    SessionOpened, SessionPage, SessionPolicy, SessionRequest, SessionState, SessionTurn, SessionTurns,
+    AbortRequest, FinishRequest, ListOrder, Purpose, SessionBreak, SessionEnded, SessionFinish, SessionInfo,
+    SessionModel, SessionOpened, SessionPage, SessionPolicy, SessionRequest, SessionState, SessionTurn, SessionTurns,
 };
 use serde::Deserialize;
 use utoipa::IntoParams;
@@ -101,6 +101,10 @@ pub(crate) struct SessionQuery {
     /// Only sessions that record rollouts of this policy; `default` when absent.
     #[param(min_length = 1, max_length = 128, pattern = "^[A-Za-z0-9._-]+$")]
     policy: Option<String>,
+    /// `eval`: sessions that evaluate the policy; `train` when absent.
+    #[serde(default)]
+    #[param(value_type = Option<Purpose>)]
+    purpose: Purpose,
     /// Only the session that recorded this rollout of the current run.
     #[param(min_length = 1, max_length = 256)]
     rollout_id: Option<String>,
@@ -138,7 +142,10 @@ pub(crate) async fn list(
     Query(query): Query<SessionQuery>,
 ) -> Result<Answer<SessionPage>, Failure> {
     let filter = SessionFilter {
-        policy: params::policy(&grant, "policy", query.policy.as_deref())?,
+        policy: match query.purpose {
+            Purpose::Train => params::policy(&grant, "policy", query.policy.as_deref())?,
+            Purpose::Eval => params::policy(&grant, "policy", query.policy.as_deref())?.evaluations(),
+        },
         rollout_id: params::optional("rollout_id", query.rollout_id.as_deref(), RolloutId::parse)?,
         state: query.state.map(Into::into),
         from: params::cursor(query.order, query.after.as_deref())?,

@@ -123,7 +123,7 @@ fn turns<'a>(
     }
     let posted: Vec<Spanned> = credit::spanned(segments).collect();
     let mut turns: Vec<_> = posted.iter().map(|spanned| spanned.turn).collect();
-    credit::reward(&mut turns, scores::of_turns(&member.turn_scores));
+    credit::reward(&mut turns, member.turn_rewards.iter().copied());
     let advantages = member.turn_advantages.as_ref().map_or(turns.len(), Vec::len);
     if member.turns != Some(blake3::hash(&credit::pack(&turns))) || advantages != turns.len() {
         return Err(Damaged("its turns differ from those of its row"));

@@ -82,7 +82,10 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
 
 /// Writes what this process noticed. If that fails, the next sweep writes it.
 pub(crate) async fn flush(buffer: &Buffer) -> Result<(), StoreError> {
-    buffer.noticed.full_now(buffer.gates.closed(), buffer.clock.now());
+    let mut full = buffer.gates.closed();
+    // That no more may evaluate a policy now is nothing that happens to its training.
+    full.retain(|policy| !policy.is_evaluations());
+    buffer.noticed.full_now(full, buffer.clock.now());
     let notices = buffer.noticed.take();
     if notices.is_empty() {
         return Ok(());

@@ -25,6 +25,7 @@ impl Op for BeginEpochs {
             "-- select_all_policies
             SELECT policy_pk
             FROM policy
+            WHERE name NOT LIKE '%@%'
             ORDER BY policy_pk",
         );
         // Trainers may be ahead of the copy, which does not know the steps that were acked after it was made.

@@ -331,28 +331,30 @@ async fn add(tx: &mut Tx<'_>, results: Vec<NewResult>, now: Timestamp) -> Result
     Ok(())
 }
 
-/// Forgets what suites said about versions that a resume has undone: the numbers will be those of other weights.
-pub(super) async fn undo_after(tx: &mut Tx<'_>, trained: &Policy, version: Version) -> Result<(), StoreError> {
+/// Forgets what suites said about versions from this one on, which a resume has undone: the numbers will be those of other
+/// weights.
+pub(super) async fn undo_from(tx: &mut Tx<'_>, trained: &Policy, version: Version) -> Result<(), StoreError> {
     const UNDO_EVAL_TASKS: Statement = Statement::new(
         "-- undo_eval_tasks
         DELETE FROM eval_task
-        WHERE suite_pk = $1 AND run = $2 AND version > $3",
+        WHERE suite_pk = $1 AND run = $2 AND version >= $3",
     );
     const UNDO_EVAL_VERSIONS: Statement = Statement::new(
         "-- undo_eval_versions
         DELETE FROM eval_version
-        WHERE suite_pk = $1 AND run = $2 AND version > $3",
+        WHERE suite_pk = $1 AND run = $2 AND version >= $3",
     );
     // They stay what they are, and are listed with no version any more: no run has this number.
     const UNDO_EVAL_ROLLOUTS: Statement = Statement::new(
         "-- undo_eval_rollouts
         UPDATE eval_rollout
         SET run = 0
-        WHERE suite_pk = $1 AND run = $2 AND version > $3",
+        WHERE suite_pk = $1 AND run = $2 AND version >= $3",
     );
     let Some(evaluations) = policy::find(tx, &trained.name.evaluations()).await? else { return Ok(()) };
     for stored in suites(tx, evaluations.policy_pk).await? {
-        for statement in [UNDO_EVAL_ROLLOUTS, UNDO_EVAL_TASKS, UNDO_EVAL_VERSIONS] {
+        // Versions first, because who adds results holds the row of the version.
+        for statement in [UNDO_EVAL_VERSIONS, UNDO_EVAL_TASKS, UNDO_EVAL_ROLLOUTS] {
             tx.execute(statement, args![stored.suite_pk, evaluations.run, version]).await?;
         }
     }
@@ -405,22 +407,24 @@ impl Op for FindEvals {
             Err(refusal) => return Ok(Err(refusal)),
         };
         let Some(evaluations) = evaluations else { return Ok(Ok(Vec::new())) };
-        let mut found = Vec::new();
+        let (mut found, mut results) = (Vec::new(), 0);
         for stored in suites(tx, evaluations.policy_pk).await? {
             if self.suite.as_ref().is_none_or(|name| *name == stored.suite.name) {
-                found.push(versions(self, tx, (&trained, &evaluations), stored).await?);
+                found.push(versions(self, tx, (&trained, &evaluations), stored, &mut results).await?);
             }
         }
         Ok(Ok(found))
     }
 }
 
-/// The newest versions of a suite, with their results.
+/// The newest versions of a suite, with their results. `results` are those that were read of other suites: if these are many
+/// already, there are more versions instead.
 async fn versions(
     find: &FindEvals,
     tx: &mut Tx<'_>,
     (trained, evaluations): (&Policy, &Policy),
     stored: StoredSuite,
+    results: &mut u64,
 ) -> Result<FoundSuite, StoreError> {
     const SELECT_EVAL_VERSIONS: Statement = Statement::new(
         "-- select_eval_versions
@@ -428,7 +432,7 @@ async fn versions(
             SELECT v.step FROM version AS v WHERE v.policy_pk = $5 AND v.version = e.version
         ) AS step
         FROM eval_version AS e
-        WHERE e.suite_pk = $1 AND e.run = $2 AND e.version < $3
+        WHERE e.suite_pk = $1 AND e.run = $2 AND e.version < $3 AND e.tasks > 0
         ORDER BY e.version DESC
         LIMIT $4",
     );
@@ -441,14 +445,17 @@ async fn versions(
     let before = find.before.map_or(i64::MAX, |before| before.0);
     // One more, to be compared with.
     let values = args![stored.suite_pk, evaluations.run, before, find.limit + 1, trained.policy_pk];
-    let (mut found, mut results): (Vec<FoundVersion>, u64) = (Vec::new(), 0);
+    // A version and the one that it is compared with fit, however large they are.
+    let least = if *results == 0 { 2 } else { 0 };
+    let mut found: Vec<FoundVersion> = Vec::new();
     let rows = tx.fetch_all(SELECT_EVAL_VERSIONS, values).await?;
     let all = rows.len();
     for mut row in rows {
-        results += row.get::<u64>("tasks")?;
-        if results > RESULTS_MAX && found.len() >= 2 {
+        let tasks: u64 = row.get("tasks")?;
+        if *results + tasks > RESULTS_MAX && found.len() >= least {
             break;
         }
+        *results += tasks;
         found.push(FoundVersion {
             version: row.get("version")?,
             step: row.get("step")?,
@@ -481,6 +488,12 @@ impl Op for IsComplete {
     type Output = Result<bool, Refusal>;
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
+        const SELECT_KNOWN_TASKS: Statement = Statement::new(
+            "-- select_known_eval_tasks
+            SELECT tasks
+            FROM eval_version
+            WHERE suite_pk = $1 AND run = $2 AND version = $3",
+        );
         const COUNT_COMPLETE_TASKS: Statement = Statement::new(
             "-- count_complete_tasks
             SELECT COUNT(*) AS tasks
@@ -494,6 +507,13 @@ impl Op for IsComplete {
         let Some(evaluations) = evaluations else { return Ok(Ok(false)) };
         let Some(stored) = suite(tx, evaluations.policy_pk, &self.suite).await? else { return Ok(Ok(false)) };
         let Some(wanted) = stored.suite.tasks else { return Ok(Ok(false)) };
+        // Nearly always there are too few, which takes one row to know.
+        let at = args![stored.suite_pk, evaluations.run, self.version];
+        let known: Option<Row> = tx.fetch_optional(SELECT_KNOWN_TASKS, at).await?;
+        let known: u32 = known.map_or(Ok(0), |mut row| row.get("tasks"))?;
+        if known < wanted {
+            return Ok(Ok(false));
+        }
         let values = args![stored.suite_pk, evaluations.run, self.version, stored.suite.repeats];
         let done: u64 = tx.fetch_one(COUNT_COMPLETE_TASKS, values).await?.get("tasks")?;
         Ok(Ok(done >= u64::from(wanted)))
@@ -509,7 +529,7 @@ impl Op for FindTasks {
             "-- select_two_eval_versions
             SELECT version
             FROM eval_version
-            WHERE suite_pk = $1 AND run = $2 AND version <= $3
+            WHERE suite_pk = $1 AND run = $2 AND version <= $3 AND tasks > 0
             ORDER BY version DESC
             LIMIT 2",
         );
@@ -576,22 +596,22 @@ async fn rollouts(tx: &mut Tx<'_>, at: At, tasks: &[String]) -> Result<HashMap<S
     const SELECT_ROLLOUTS_OF_TASKS: Statement = Statement::new(
         "-- select_rollouts_of_tasks
         SELECT e.task, r.rollout_id, r.reward, r.status
-        FROM eval_rollout AS e
+        FROM (
+            SELECT task, rollout_pk, ROW_NUMBER() OVER (PARTITION BY task ORDER BY rollout_pk) AS place
+            FROM eval_rollout
+            WHERE suite_pk = $1 AND run = $2 AND version = $3 AND task >= $4 AND task <= $5
+        ) AS e
         JOIN rollout AS r ON r.rollout_pk = e.rollout_pk
-        WHERE e.suite_pk = $1 AND e.run = $2 AND e.version = $3 AND e.task >= $4 AND e.task <= $5
-        ORDER BY e.task, e.rollout_pk
-        LIMIT $6",
+        WHERE e.place <= $6
+        ORDER BY e.task, e.rollout_pk",
     );
     let (Some(first), Some(last)) = (tasks.first(), tasks.last()) else { return Ok(HashMap::new()) };
-    let limit = tasks.len() * ROLLOUTS_SHOWN * 4;
-    let values = args![at.suite_pk, at.run, at.version, &**first, &**last, limit];
+    let values = args![at.suite_pk, at.run, at.version, &**first, &**last, ROLLOUTS_SHOWN];
     let mut found: HashMap<String, Vec<EvalRollout>> = HashMap::new();
     for mut row in tx.fetch_all(SELECT_ROLLOUTS_OF_TASKS, values).await? {
-        let of_task = found.entry(row.get("task")?).or_default();
-        if of_task.len() < ROLLOUTS_SHOWN {
-            let status = row.get("status")?;
-            of_task.push(EvalRollout { rollout_id: row.get("rollout_id")?, reward: row.get("reward")?, status });
-        }
+        let status = row.get("status")?;
+        let rollout = EvalRollout { rollout_id: row.get("rollout_id")?, reward: row.get("reward")?, status };
+        found.entry(row.get("task")?).or_default().push(rollout);
     }
     Ok(found)
 }
@@ -618,7 +638,7 @@ impl Op for FindEvaluating {
 }
 
 /// Those of these ids that a policy has rollouts of.
-async fn known(
+pub(super) async fn known(
     tx: &mut Tx<'_>,
     policy: &Policy,
     keys: impl IntoIterator<Item = IdKey>,

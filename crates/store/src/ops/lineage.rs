@@ -323,7 +323,8 @@ async fn rewind_version(tx: &mut Tx<'_>, policy: &Policy, step: Option<Step>) ->
     const FORGET_VERSIONS: Statement = Statement::new(
         "-- forget_versions
         DELETE FROM version
-        WHERE policy_pk = $1 AND step IS NOT NULL AND (CAST($2 AS BIGINT) IS NULL OR step > $2)",
+        WHERE policy_pk = $1 AND step IS NOT NULL AND (CAST($2 AS BIGINT) IS NULL OR step > $2)
+        RETURNING version",
     );
     const SELECT_NEWEST_VERSION: Statement = Statement::new(
         "-- select_newest_version
@@ -333,14 +334,20 @@ async fn rewind_version(tx: &mut Tx<'_>, policy: &Policy, step: Option<Step>) ->
         ORDER BY version DESC
         LIMIT 1",
     );
-    tx.execute(FORGET_VERSIONS, args![policy.policy_pk, step]).await?;
+    let mut undone: Option<Version> = None;
+    for mut row in tx.fetch_all(FORGET_VERSIONS, args![policy.policy_pk, step]).await? {
+        let version = row.get("version")?;
+        undone = Some(undone.map_or(version, |oldest| oldest.min(version)));
+    }
+    if let Some(oldest) = undone {
+        evals::undo_from(tx, policy, oldest).await?;
+    }
     let newest = tx.fetch_optional(SELECT_NEWEST_VERSION, args![policy.policy_pk]).await?;
     let (version, step, uri): (Version, Option<Step>, Option<String>) = match newest {
         Some(mut row) => (row.get("version")?, row.get("step")?, row.get("uri")?),
         None => (Version(0), None, None),
     };
     policy::set_version(tx, policy.policy_pk, version, step, uri.as_deref()).await?;
-    evals::undo_after(tx, policy, version).await?;
     Ok(version)
 }
 
@@ -378,7 +385,11 @@ impl Op for Reset {
         let (run, epoch) = (Run(policy.run.0 + 1), Epoch(policy.epoch.0 + 1));
         tx.execute(FORGET_ALL_VERSIONS, args![policy.policy_pk]).await?;
         tx.guarded(START_RUN, args![policy.policy_pk, run, epoch], 1).await?;
-        evals::follow(tx, policy.policy_pk).await?;
+        if let Some(evaluations) = policy::find(tx, &policy.name.evaluations()).await? {
+            admission::void(tx, evaluations.policy_pk).await?;
+            discard_live_groups(tx, &evaluations, self.now).await?;
+            evals::follow(tx, policy.policy_pk).await?;
+        }
         journal::write(tx, policy.policy_pk, &Happening::Reset(run), self.by.as_ref(), self.now).await?;
         Ok(Ok(ResetDone { run, epoch, groups }))
     }

@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 
 use forebay_domain::{
     admission::room::NoRoom,
-    ids::PolicyPk,
+    ids::{PolicyName, PolicyPk},
     policies::WriteRules,
     quotas::{Quota, Quotas},
     refusal::Refusal,
@@ -40,7 +40,8 @@ pub(super) async fn check_rules(
     const SELECT_POLICIES: Statement = Statement::new(
         "-- select_policies_of_quotas
         SELECT name, rules_pk
-        FROM policy",
+        FROM policy
+        WHERE name NOT LIKE '%@%'",
     );
     let asked = write.rules.backlog.max_bytes;
     let rises = before.is_none_or(|before| before.backlog.max_bytes < asked);
@@ -83,7 +84,7 @@ pub(super) async fn check_rules(
 pub(super) async fn full_of_sessions(
     tx: &mut Tx<'_>,
     quotas: &Quotas,
-    policy: &str,
+    policy: &PolicyName,
 ) -> Result<Option<NoRoom>, StoreError> {
     static SELECT_OPEN_SESSIONS: LazyLock<Statement> = LazyLock::new(|| {
         Statement::new(String::leak(format!(
@@ -97,18 +98,22 @@ pub(super) async fn full_of_sessions(
         )))
     });
     const OPEN: Tally = Tally::Sessions(SessionState::Open);
+    let public = policy.public();
     let bounding: Vec<(&Quota, u32)> =
-        quotas.of(policy).filter_map(|quota| Some((quota, quota.sessions_max?))).collect();
+        quotas.of(public.as_str()).filter_map(|quota| Some((quota, quota.sessions_max?))).collect();
     if bounding.is_empty() {
         return Ok(None);
     }
-    let mut open: Vec<(String, i64)> = Vec::new();
+    let mut open: Vec<(PolicyName, i64)> = Vec::new();
     for mut row in tx.fetch_all(*SELECT_OPEN_SESSIONS, args![]).await? {
         let policy_pk: PolicyPk = row.get("policy_pk")?;
-        open.push((row.get("name")?, row.get::<i64>("value")? + tx.tallies().pending(policy_pk, OPEN)));
+        let name: String = row.get("name")?;
+        let name = PolicyName::stored(&name).map_err(|error| StoreError::Corrupt(error.to_string()))?;
+        // Sessions that evaluate a policy are sessions of its team.
+        open.push((name.public(), row.get::<i64>("value")? + tx.tallies().pending(policy_pk, OPEN)));
     }
     Ok(bounding.into_iter().find_map(|(quota, sessions)| {
-        let of_team = open.iter().filter(|(name, _)| quota.policies.matches(name));
+        let of_team = open.iter().filter(|(name, _)| quota.policies.matches(name.as_str()));
         let is_full = of_team.map(|(_, value)| value).sum::<i64>() >= i64::from(sessions);
         is_full.then(|| NoRoom::Quota { policies: quota.policies.to_string(), sessions })
     }))

@@ -148,9 +148,9 @@ pub(super) async fn read_members(tx: &mut Tx<'_>, rows: Vec<Row>) -> Result<Vec<
     let mut found = group::turns(tx, &comparing).await?;
     let using = members.iter().filter(|member| member.rules.use_scores() && member.rules.compare_turns());
     let using: Vec<_> = using.map(|member| member.row.rollout_pk).collect();
-    let mut given = scores::turns::given(tx, &using).await?;
+    let mut given = scores::turns::rewards(tx, &using).await?;
     for member in &mut members {
-        member.turn_scores = given.remove(&member.row.rollout_pk).unwrap_or_default();
+        member.turn_rewards = given.remove(&member.row.rollout_pk).unwrap_or_default();
         let Some(stored) = found.remove(&member.row.rollout_pk) else { continue };
         member.row.made_bytes = member.row.tokens.saturating_mul(4);
         member.turns = Some(blake3::hash(&stored.turns));
@@ -175,7 +175,7 @@ fn read_member(mut row: Row, rules: Arc<Rules>) -> Result<BatchMember, StoreErro
         components: BTreeMap::new(),
         scores: Vec::new(),
         turns: None,
-        turn_scores: Vec::new(),
+        turn_rewards: Vec::new(),
         turn_advantages: None,
     })
 }

@@ -519,7 +519,10 @@ async fn of_turns(
     if rollouts.is_empty() {
         return Ok(Default::default());
     }
-    let known = turns::known(tx, rollouts.iter().map(|rollout| rollout.0).collect()).await?;
+    let by_call = |new: &&NewScore| matches!(new.turn, Some(NamedTurn::Call(_)));
+    let by_calls: HashSet<IdKey> = scores.iter().filter(by_call).map(|new| new.rollout_id.key()).collect();
+    let by_calls = keys.iter().filter(|(_, (_, key))| by_calls.contains(key)).map(|(rollout, _)| *rollout);
+    let known = turns::known(tx, rollouts.iter().map(|rollout| rollout.0).collect(), by_calls.collect()).await?;
     Ok((known, turns::given(tx, &rollouts).await?))
 }
 

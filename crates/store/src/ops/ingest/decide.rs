@@ -76,6 +76,8 @@ struct Draft<'b> {
     advantages: Vec<MemberAdvantage>,
     ready: Vec<Keyed>,
     tallies: TallyDelta,
+    /// Suites that rollouts of the bundle are the first results of.
+    suites: BTreeSet<(PolicyPk, String)>,
 }
 
 impl<'b> Decider<'b> {
@@ -169,6 +171,7 @@ impl<'b> Decider<'b> {
             advantages: Vec::new(),
             ready: Vec::new(),
             tallies: TallyDelta::default(),
+            suites: BTreeSet::new(),
         })
     }
 
@@ -245,12 +248,18 @@ impl<'b> Decider<'b> {
         }
         let policy = &self.snapshot.policies[&incoming.new.policy];
         let (group_key, new) = (self.group_key(incoming), incoming.new);
-        if let (Some(of), Some(known)) = (&new.evaluates, self.snapshot.suites.get_mut(&policy.policy_pk))
-            && known.insert(of.suite.clone())
-            && known.len() > SUITES_MAX
+        if self.snapshot.taken.contains(&key) {
+            let rollout_id = new.rollout_id.to_string();
+            return Err(Refusal::RolloutConflict { rollout_id, index, verdict: Verdict::Kept });
+        }
+        if let (Some(of), Some(known)) = (&new.evaluates, self.snapshot.suites.get(&policy.policy_pk))
+            && !known.contains(&of.suite)
         {
-            known.remove(&of.suite);
-            return Err(evals::too_many_suites(format!("/{index}/suite")));
+            draft.suites.insert((policy.policy_pk, of.suite.clone()));
+            let new_ones = draft.suites.iter().filter(|(of, _)| *of == policy.policy_pk).count();
+            if known.len() + new_ones > SUITES_MAX {
+                return Err(evals::too_many_suites(format!("/{index}/suite")));
+            }
         }
         let room = draft.rooms.of(incoming);
         self.take_group(draft, incoming, tallies)?;
@@ -348,7 +357,10 @@ impl<'b> Decider<'b> {
     }
 
     fn accept(&mut self, draft: Draft<'b>, tallies: &mut TallyDelta) {
-        let Draft { rooms, lacked: _, groups, stored, arrived, advantages, ready, tallies: counted } = draft;
+        let Draft { rooms, lacked: _, groups, stored, arrived, advantages, ready, tallies: counted, suites } = draft;
+        for (policy, suite) in suites {
+            self.snapshot.suites.entry(policy).or_default().insert(suite);
+        }
         self.snapshot.allowances.use_up(&rooms, tallies);
         self.snapshot.groups.extend(groups);
         for key in &ready {

@@ -36,6 +36,8 @@ pub(super) struct Snapshot {
     pub(super) allowances: Allowances,
     /// The names of the suites of those policies that are evaluations.
     pub(super) suites: HashMap<PolicyPk, BTreeSet<String>>,
+    /// Ids of rollouts that evaluate a policy and that rollouts which are trained have: one of both could not be looked up.
+    pub(super) taken: HashSet<Keyed>,
     /// The sessions that bundles end.
     pub(super) sessions: HashMap<SessionPk, EndingSession>,
     /// Keys for the rows of new rollouts, ascending.
@@ -83,9 +85,14 @@ impl Snapshot {
             read_members(tx, locked.iter_mut().map(|(key, group)| (newcomers_of[key], group))).await?;
             groups.extend(locked.into_iter().map(|(key, group)| ((policy.policy_pk, key), group)));
         }
-        let mut suites = HashMap::new();
+        let (mut suites, mut taken) = (HashMap::new(), HashSet::new());
         for policy in policies.values().filter(|policy| policy.name.is_evaluations()) {
             suites.insert(policy.policy_pk, evals::suite_names(tx, policy.policy_pk).await?);
+            if let Some(trained) = policy::find(tx, &policy.name.public()).await? {
+                let of_policy = newcomers.iter().filter(|incoming| incoming.new.policy == policy.name);
+                let found = evals::known(tx, &trained, of_policy.map(|incoming| incoming.rollout_key)).await?;
+                taken.extend(found.into_iter().map(|key| (policy.policy_pk, key)));
+            }
         }
         // A verdict that was not final when it was read may have become so before the group was locked.
         let locked: HashSet<GroupPk> = groups.values().map(|group: &GroupWork| group.locked.group_pk).collect();
@@ -105,6 +112,7 @@ impl Snapshot {
             next_batches,
             allowances,
             suites,
+            taken,
             sessions,
         })
     }

@@ -28,11 +28,21 @@ pub(super) struct KnownTurns {
     pub(super) calls: Option<TurnCalls>,
 }
 
-/// What is known of the turns of these rollouts.
-pub(super) async fn known(tx: &mut Tx<'_>, rollouts: Vec<i64>) -> Result<HashMap<RolloutPk, KnownTurns>, StoreError> {
+/// What is known of the turns of these rollouts, and the names of the calls of some.
+pub(super) async fn known(
+    tx: &mut Tx<'_>,
+    rollouts: Vec<i64>,
+    by_calls: Vec<RolloutPk>,
+) -> Result<HashMap<RolloutPk, KnownTurns>, StoreError> {
+    const SELECT_TURN_CALLS: Statement = Statement::new(
+        "-- select_turn_calls
+        SELECT turn_calls
+        FROM rollout
+        WHERE rollout_pk = $1",
+    );
     const SELECT_KNOWN_TURNS: Statement = among_keys!(
         "-- select_known_turns
-        SELECT rollout_pk, turn_calls, CAST(LENGTH(turns) AS BIGINT) AS bytes
+        SELECT rollout_pk, CAST(LENGTH(turns) AS BIGINT) AS bytes
         FROM rollout
         WHERE rollout_pk"
     );
@@ -40,8 +50,12 @@ pub(super) async fn known(tx: &mut Tx<'_>, rollouts: Vec<i64>) -> Result<HashMap
     for mut row in tx.fetch_all(SELECT_KNOWN_TURNS, args![key_list(rollouts)]).await? {
         let bytes: Option<u64> = row.get("bytes")?;
         let count = bytes.map(|bytes| bytes as usize / credit::TURN_BYTES);
-        let calls = read_json(&mut row, "turn_calls")?;
-        found.insert(row.get("rollout_pk")?, KnownTurns { count, calls });
+        found.insert(row.get("rollout_pk")?, KnownTurns { count, calls: None });
+    }
+    // The names of calls may be a megabyte.
+    for rollout in by_calls {
+        let mut row = tx.fetch_one(SELECT_TURN_CALLS, args![rollout]).await?;
+        found.entry(rollout).or_default().calls = read_json(&mut row, "turn_calls")?;
     }
     Ok(found)
 }
@@ -72,8 +86,32 @@ pub(super) async fn of_rollout(tx: &mut Tx<'_>, rollout: RolloutPk) -> Result<Ve
     rows.into_iter().map(|mut row| Ok(Score { rationale: row.get("rationale")?, ..read(&mut row)? })).collect()
 }
 
+/// The rewards that turns of these rollouts were given and that count, with the numbers of the turns. In the order of
+/// [`given`], because the mean of several depends on it.
+pub(in crate::ops) async fn rewards(
+    tx: &mut Tx<'_>,
+    rollouts: &[RolloutPk],
+) -> Result<HashMap<RolloutPk, Vec<(u32, f64)>>, StoreError> {
+    const SELECT_TURN_REWARDS: Statement = among_keys!(
+        "-- select_turn_rewards
+        SELECT rollout_pk, turn, value
+        FROM turn_score
+        WHERE applied = 1 AND rollout_pk",
+        "
+        ORDER BY rollout_pk, turn, scorer"
+    );
+    let mut found: HashMap<RolloutPk, Vec<(u32, f64)>> = HashMap::new();
+    for page in rollouts.chunks(PAGE) {
+        let keys = key_list(page.iter().map(|rollout| rollout.0));
+        for mut row in tx.fetch_all(SELECT_TURN_REWARDS, args![keys]).await? {
+            found.entry(row.get("rollout_pk")?).or_default().push((row.get("turn")?, row.get("value")?));
+        }
+    }
+    Ok(found)
+}
+
 /// The scores of the turns of these rollouts, without their rationales.
-pub(in crate::ops) async fn given(
+pub(super) async fn given(
     tx: &mut Tx<'_>,
     rollouts: &[RolloutPk],
 ) -> Result<HashMap<RolloutPk, Vec<Score>>, StoreError> {

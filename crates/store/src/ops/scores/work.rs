@@ -417,11 +417,11 @@ impl Op for LeaseWork {
         let Some(policy) = policy::find(tx, &self.policy).await? else {
             return Ok(Err(Refusal::UnknownPolicy(self.policy.clone())));
         };
-        if let Err(refusal) = asked(self, tx, &policy).await? {
-            return Ok(Err(refusal));
-        }
         let evaluations = policy::find(tx, &self.policy.evaluations()).await?;
         let policies: Vec<&Policy> = [Some(&policy), evaluations.as_ref()].into_iter().flatten().collect();
+        if let Err(refusal) = asked(self, tx, &policies).await? {
+            return Ok(Err(refusal));
+        }
         let mut candidates = match &self.request_id {
             Some(request) => held_by(self, tx, &policies, request).await?,
             None => Vec::new(),
@@ -463,7 +463,7 @@ impl Op for LeaseWork {
 }
 
 /// Notes that a scorer asks. Refuses names that no rules make work of, and that there is none of.
-async fn asked(lease: &LeaseWork, tx: &mut Tx<'_>, policy: &Policy) -> Result<Result<(), Refusal>, StoreError> {
+async fn asked(lease: &LeaseWork, tx: &mut Tx<'_>, policies: &[&Policy]) -> Result<Result<(), Refusal>, StoreError> {
     const FIND_WORK_NAMED: Statement = Statement::new(
         "-- find_work_named
         SELECT work_pk
@@ -484,10 +484,16 @@ async fn asked(lease: &LeaseWork, tx: &mut Tx<'_>, policy: &Policy) -> Result<Re
         VALUES ($1, $2, $3)
         ON CONFLICT (policy_pk, name) DO NOTHING",
     );
+    // The first one is what callers know.
+    let policy = policies[0];
     for name in &lease.names {
-        if policy.rules.work(name).is_none()
-            && tx.fetch_optional(FIND_WORK_NAMED, args![policy.policy_pk, &**name]).await?.is_none()
-        {
+        let mut is_known = policy.rules.work(name).is_some();
+        for policy in policies {
+            if !is_known {
+                is_known = tx.fetch_optional(FIND_WORK_NAMED, args![policy.policy_pk, &**name]).await?.is_some();
+            }
+        }
+        if !is_known {
             let known = policy.rules.scores.work.keys().cloned().collect();
             return Ok(Err(Refusal::UnknownWork { name: name.clone(), policy: policy.name.clone(), known }));
         }

@@ -25,7 +25,7 @@ use crate::{
     op::Op,
     ops::{
         admission::{self, Reservation},
-        fill, policy, quotas,
+        evals, fill, policy, quotas,
     },
     sql::{Statement, Tx, args},
 };
@@ -145,6 +145,13 @@ async fn check(
         let (rollout_id, verdict): (_, Verdict) = (probe.rollout_id.to_string(), row.get("verdict")?);
         return Ok(Err(Refusal::RolloutConflict { rollout_id, index, verdict }));
     }
+    if policy.name.is_evaluations()
+        && let Some(trained) = policy::find(tx, &policy.name.public()).await?
+        && !evals::known(tx, &trained, [rollout_key]).await?.is_empty()
+    {
+        let rollout_id = probe.rollout_id.to_string();
+        return Ok(Err(Refusal::RolloutConflict { rollout_id, index, verdict: Verdict::Kept }));
+    }
     let (group_id, group_key) = group_of(probe);
     let group = args![policy.policy_pk, policy.run, group_key];
     let mut rules = policy.rules.clone();
@@ -177,7 +184,7 @@ async fn check(
         has_begun: is_open || live.sessions > 0 || reserved > 0,
     };
     let environment = new.spec.environment.as_deref();
-    if let Some(rule) = quotas::full_of_sessions(tx, &new.quotas, policy.name.as_str()).await? {
+    if let Some(rule) = quotas::full_of_sessions(tx, &new.quotas, &policy.name).await? {
         admission::note(tx, policy, RoomFor::Session, environment, Some(&rule), new.now).await?;
         return Ok(Err(Refusal::NoRoom(policy.name.clone(), rule)));
     }
