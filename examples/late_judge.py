@@ -80,6 +80,9 @@ def main():
     threading.Thread(target=keep_judging, daemon=True).start()
     fb, llm = forebay.Client(), run.openai()
     run.play(lambda q: execute(run, fb, llm, q))
+    # The judge ends with this process.
+    while run.held_out and any(fb.list_trajectories("default", purpose="eval", state="scoring")):
+        time.sleep(THINK_S)
 
 
 if __name__ == "__main__":

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Mapping
-from typing import Any, TypedDict
+from typing import Any, TypedDict, cast
 
 from ._answers import Labels
 from ._wire import Admission, Sampling, SessionModel
@@ -96,6 +97,7 @@ _inherit_arguments(SessionOptions, CommonOptions)
 def session_request(policy: str | None, options: SessionOptions) -> dict[str, Any]:
     """The arguments of `open_session`."""
     check_names("session", options, SessionOptions.__optional_keys__)
+    options = cast("SessionOptions", as_evaluation(options))
     arguments: dict[str, Any] = dict(options)
     data_pass = arguments.pop("data_pass", None)
     evaluation = evaluation_of(
@@ -120,6 +122,24 @@ def check_names(what: str, options: Mapping[str, Any], known: frozenset[str]) ->
 def numbered(name: str | None, data_pass: int | None) -> str | None:
     """An id with the number of the pass over the data set."""
     return name if name is None or data_pass is None else f"{name}.pass{data_pass}"
+
+
+SUITE_VARIABLE = "FOREBAY_EVAL"
+"""The environment variable that makes an evaluation of all that a program records: it has the name of the suite."""
+
+
+def as_evaluation(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options of a rollout, a session or an admission, which evaluate the policy if the program does.
+
+    So a program that was written for training plays a suite as it is. The group of a rollout is its task then. Ids of
+    its own would be those of the last time.
+    """
+    suite = os.environ.get(SUITE_VARIABLE)
+    if not suite or options.get("eval") is not None:
+        return {**options}
+    task = options.get("task") or numbered(options.get("group_id"), options.get("data_pass"))
+    ids = {"rollout_id": None, "group_id": None, "group_size": None, "data_pass": None}
+    return {**options, **{name: value for name, value in ids.items() if name in options}, "eval": suite, "task": task}
 
 
 def evaluation_of(suite: str | None, task: str | None, group_id: str | None, group_size: int | None) -> dict[str, Any]:

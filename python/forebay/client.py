@@ -18,7 +18,7 @@ from . import _bodies, _codec, errors, versions
 from ._agents import AgentMethods
 from ._bodies import Compression
 from ._http import ARROW, NDJSON, SILENCE_TIMEOUT_S, Answer, Call, Cancellation, Config, Transport, json_body, path
-from ._options import evaluation_of
+from ._options import as_evaluation, evaluation_of
 from ._patience import POLL_S
 from ._posts import Posted, identified
 from ._retry import ASKED_MAX_S, Retry, RoomWait, retry_after_s
@@ -360,13 +360,15 @@ class Client(AgentMethods):
         their own (`admissions.eval` of the rules) and no group.
         """
         place = path("admissions")
+        group = {"group_id": group_id, "group_size": group_size, "eval": eval, "task": task}
+        group = as_evaluation(group)
         request = AdmissionRequest(
             policy=policy,
             rollouts=rollouts,
-            group_id=group_id,
-            group_size=group_size,
+            group_id=group["group_id"],
+            group_size=group["group_size"],
             environment=environment,
-            **evaluation_of(eval, task, group_id, group_size),
+            **evaluation_of(group["eval"], group["task"], group["group_id"], group["group_size"]),
         )
         body = json_body(request, "POST", place)
         call = Call(method="POST", path=place, repeat=False, body=body)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from . import _answers
 from ._answers import field
-from ._options import RolloutOptions, check_names, evaluation_of, numbered, sampling_of
+from ._options import RolloutOptions, as_evaluation, check_names, evaluation_of, numbered, sampling_of
 from ._record import TOKENS_MAX, Turns
 from ._retry import Retry
 from ._uuid import uuid7
@@ -81,6 +81,7 @@ class Recording:
 
     def __init__(self, policy: str, options: RolloutOptions) -> None:
         check_names("rollout", options, RolloutOptions.__optional_keys__)
+        options = cast("RolloutOptions", as_evaluation(options))
         data_pass, admission = options.get("data_pass"), options.get("admission")
         self.policy = policy
         self.rollout_id = numbered(options.get("rollout_id"), data_pass) or uuid7()

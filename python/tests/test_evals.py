@@ -377,3 +377,26 @@ def test_a_result_waits_in_the_spool(tmp_path: Path) -> None:
         found = only(fb, "math")
         assert (found.version, found.n) == (3, 1) and list(fb.list_trajectories("math")) == []
         fb.close()
+
+
+def test_a_program_that_trains_evaluates_if_its_environment_says_so(
+    fb: forebay.Client, policy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FOREBAY_EVAL", "held-out")
+    for _ in range(2):
+        # The same ids a second time would be a repeat.
+        with fb.bundle() as b:
+            for place in range(2):
+                with b.rollout(policy, group_id="sum-1", group_size=2, rollout_id=f"sum-1-{place}") as r:
+                    r.messages, r.reward = [{"role": "user", "content": "?"}], float(place)
+    admission = fb.admit(policy, rollouts=1, group_id="sum-1", wait_s=0)
+    assert admission.granted == 1
+    (suite,) = fb.evals(policy).suites
+    (found,) = suite.versions
+    assert (suite.suite, found.n, found.tasks, found.mean) == ("held-out", 4, 1, 0.5)
+    (task,) = fb.eval_tasks(policy, "held-out")
+    assert task.task == "sum-1"
+    # What names a suite of its own is its result.
+    with fb.rollout(policy, eval=SUITE, task="t") as r:
+        r.messages, r.reward = [{"role": "user", "content": "?"}], 1.0
+    assert {suite.suite for suite in fb.evals(policy).suites} == {"held-out", SUITE}

@@ -7,6 +7,7 @@ import dataclasses
 import http.server
 import itertools
 import json
+import math
 import os
 import random
 import re
@@ -20,13 +21,14 @@ import urllib.request
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from support import REPOSITORY
 
 import forebay
-from forebay._runner import picture, processes, program, programs, settings, stages, tables
+from forebay._runner import held_out, picture, processes, program, programs, settings, stages, tables
 from forebay._runner.output import Output
 from forebay._runner.processes import Process, RunFailed, Supervisor
 from forebay._runner.program import Run
@@ -492,6 +494,35 @@ def test_steps_are_read_once_and_without_an_incomplete_line(tmp_path: Path) -> N
     assert read_steps(path) == [{"step": 1, "a": 2}, {"step": 2}]
 
 
+@pytest.mark.parametrize(
+    ("means", "last", "last_below", "expected"),
+    [
+        # The interval reaches the bound, though the mean does not.
+        ([1.0, 0.6, 1.0, 0.8], 0.9, None, (0.85, ">= 0.9", True)),
+        ([0.5, 0.6, 0.5, 0.6], 0.9, None, (0.55, ">= 0.9", False)),
+        ([1.1, 1.2, 1.1, 1.2], None, 1.0, (1.15, "< 1", False)),
+        ([0.8, 1.2, 0.8, 1.2], None, 1.0, (1.0, "< 1", True)),
+        ([], 0.9, None, (pytest.approx(float("nan"), nan_ok=True), ">= 0.9", False)),
+    ],
+)
+def test_the_interval_of_a_held_out_suite_reaches_what_is_wanted(
+    means: list[float], last: float | None, last_below: float | None, expected: tuple[float, str, bool]
+) -> None:
+    criterion = settings.Pass(
+        series="gold", policy="a*", last=last, last_below=last_below, first_below=None, of="mean", window=2
+    )
+    policies = [cast("settings.Policy", SimpleNamespace(name=name)) for name in ("a1", "a2", "b")]
+    halves = {"a1": {"gold": means[:2]}, "a2": {"gold": means[2:]}, "b": {"gold": [0.0]}}
+    (found,) = held_out.of_criterion(criterion, policies, halves)
+    mean, wanted, is_passed = expected
+    assert (found.mean, found.wanted, found.is_passed) == (
+        mean if math.isnan(found.mean) else pytest.approx(mean),
+        wanted,
+        is_passed,
+    )
+    assert "a*" in held_out.table([found])
+
+
 # Whole runs.
 
 
@@ -530,6 +561,11 @@ def test_a_run_goes_from_the_warm_start_to_its_criteria(folder: Path, command: C
     (judged,) = result(folder)["judged"]
     # A group may begin before a version and end behind it.
     assert (judged["series"], judged["first"], judged["last"]) == ("gold", pytest.approx(0.5, abs=0.1), 1.0)
+    # The last weights have played the suite, which nobody has trained.
+    (held,) = result(folder)["held_out"]
+    assert (held["series"], held["policy"], held["tasks"], held["is_passed"]) == ("gold", "solver", 32, True)
+    assert held["low"] <= held["mean"] <= held["high"] == pytest.approx(1.0, abs=0.3)
+    assert "held-out suite  policy  mean" in output
     assert result(folder)["ended"] == "all steps are trained"
     assert result(folder)["steps"] == {"solver": 8}
     assert "gold" in (folder / "out" / "curves.svg").read_text()

@@ -12,7 +12,7 @@ from types import FrameType
 from typing import Any
 
 from ..errors import ForebayError
-from . import compose, programs, roles, settings
+from . import compose, held_out, programs, roles, settings
 from .output import Output
 from .processes import RunFailed
 from .program import read_data
@@ -186,6 +186,8 @@ def _print(result: Result) -> None:
     print(f"{result.name}, seed {result.seed}: steps {steps}; {result.minutes:.1f} minutes", flush=True)
     if result.judged:
         print(table(result.judged), flush=True)
+    if result.held_out:
+        print(held_out.table(result.held_out), flush=True)
 
 
 def _override(found: Settings, options: argparse.Namespace) -> None:

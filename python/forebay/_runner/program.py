@@ -37,6 +37,9 @@ FAILED_PAUSE_S = 1.0
 
 FIELD = re.compile(r"\{(\w+)\}")
 
+TASKS_VARIABLE = "FOREBAY_EVAL_TASKS"
+"""The environment variable that has the number of questions of a held-out suite. `FOREBAY_EVAL` has its name."""
+
 ENGINE_RETRIES = 5
 """How often a call to an engine that does not answer is repeated."""
 
@@ -74,6 +77,9 @@ class Run:
         """The module that has the task's questions."""
         self.output = Path(os.environ.get("FOREBAY_OUTPUT", "."))
         """The folder of the run, for files of the program."""
+        tasks = os.environ.get(TASKS_VARIABLE)
+        self.held_out = int(tasks) if tasks else None
+        """How many questions there are, if the program plays a held-out suite: all of them are results of it."""
         self.options: dict[str, Any] = dict(found.task.sampling)
         """Arguments of every call of an engine, such as `max_tokens`."""
         self._stopped = threading.Event()
@@ -151,6 +157,9 @@ class Run:
 
     def questions(self) -> Iterator[Any]:
         """Yields questions until the program is stopped. Every start of a program asks others, with other ids."""
+        if self.held_out is not None:
+            yield from self._held_out(self.held_out)
+            return
         # A program that is started again must not add to groups of the time before.
         start = time.time_ns()
         kind, seed = self.task.kind, f"{self.settings.seed}.{self.agent}.{start}"
@@ -160,6 +169,16 @@ class Run:
             if self._stopped.is_set():
                 return
             question.id = f"{name}.{self.settings.seed}.{self.agent}.{start // 1_000_000}.{number}"
+            yield question
+
+    def _held_out(self, count: int) -> Iterator[Any]:
+        """The same questions for each version, which no seed of a training has asked in this order."""
+        kind, seed = self.task.kind, "held-out"
+        asked = self.world.questions(kind, seed) if self.task.data is None else self._questions_of_file(seed)
+        for number, question in enumerate(itertools.islice(asked, count)):
+            if self._stopped.is_set():
+                return
+            question.id = f"held-out.{number}"
             yield question
 
     def _questions_of_file(self, seed: str) -> Iterator[Any]:

@@ -11,10 +11,12 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from .._options import SUITE_VARIABLE
 from ..errors import ConfigurationError
 from ..server import find_binary
 from .output import Output
 from .processes import Process
+from .program import TASKS_VARIABLE
 from .settings import Engine, Policy, Settings, Tiny, Warm
 from .tables import dump, merged, nested
 
@@ -211,4 +213,16 @@ def agent(
         environment=environment,
         # All that a program does may be done again, so it is started again however often it ends.
         restarts_max=None,
+    )
+
+
+def evaluation(agent: Process, output: Output, suite: str, tasks: int) -> Process:
+    """A process of the program that plays a held-out suite, and ends."""
+    return Process(
+        name=suite,
+        kind="agent",
+        command=agent.command,
+        log=output.log(suite),
+        environment={**agent.environment, SUITE_VARIABLE: suite, TASKS_VARIABLE: str(tasks)},
+        ends=True,
     )

@@ -17,7 +17,8 @@ from pathlib import Path
 from .._retry import Retry
 from ..client import Client
 from ..errors import ForebayError
-from . import picture, programs
+from . import held_out, picture, programs
+from .held_out import HeldOut
 from .output import Output
 from .processes import Process, RunFailed, Supervisor
 from .program import load_world
@@ -27,6 +28,9 @@ from .warm import WarmStart
 
 READY_S = 60.0
 """How long a service, an engine or a trainer may take until it is ready."""
+
+HELD_OUT_S = 300.0
+"""How long the held-out suite may take."""
 
 TICK_S = 0.2
 
@@ -69,6 +73,8 @@ class Result:
     memory_mb: int | None
     """The most memory that the processes had at once, as seen every few seconds; None if the system does not tell."""
     judged: list[Judged]
+    held_out: list[HeldOut]
+    """What a held-out suite says of the last weights; empty if the run cannot play one."""
 
 
 class Runner:
@@ -92,6 +98,7 @@ class Runner:
         self._engines: dict[str, str] = {}
         self._started = time.monotonic()
         self._memory = 0
+        self._agent: Process | None = None
 
     def run(self, judged: Callable[[Result], None] = lambda _: None, *, keep_serving: bool = False) -> Result:
         """Runs until the criteria hold, all trainers are done, or the time is over. Everything is stopped then, but the
@@ -100,7 +107,7 @@ class Runner:
             client = self._start_service()
             with client:
                 self._start(client)
-                result = self._judge(client, self._done, TICK_S)
+                result = self._judge(client, self._done, TICK_S, self._agent)
                 judged(result)
                 if keep_serving:
                     self._supervisor.stop(STOPPED_IN_ORDER[:-1])
@@ -129,9 +136,11 @@ class Runner:
         """Waits for the end of a run whose processes something else has started, and judges it."""
         return self._judge(client, self._done_elsewhere, TICK_ELSEWHERE_S)
 
-    def _judge(self, client: Client, done: Callable[[], set[str]], tick_s: float) -> Result:
+    def _judge(
+        self, client: Client, done: Callable[[], set[str]], tick_s: float, agent: Process | None = None
+    ) -> Result:
         # A service that was killed is started again between two calls, so no call may wait for it.
-        client = client.with_options(retry=Retry.none())
+        patient, client = client, client.with_options(retry=Retry.none())
         progress = Progress(
             self._settings, {policy.name: self._output.trainer(policy.name) for policy in self._trained()}, client
         )
@@ -141,7 +150,26 @@ class Runner:
         with contextlib.suppress(RunFailed):
             self._supervisor.wait(client.is_ready, "the start of the service", READY_S)
         progress.refresh(now=True)
-        return self._result(progress, ended)
+        held = [] if agent is None else self._held_out(patient, agent)
+        return self._result(progress, ended, held)
+
+    def _held_out(self, client: Client, agent: Process) -> list[HeldOut]:
+        """Plays a held-out suite with the last weights, which the engines still serve."""
+        trained, passes = self._trained(), self._settings.passes
+        if not passes:
+            return []
+        before = held_out.ids(client, trained)
+        for policy in trained:
+            client.put_suite(policy.name, held_out.SUITE, tasks=held_out.TASKS)
+        process = programs.evaluation(agent, self._output, held_out.SUITE, held_out.TASKS)
+        self._say(f"the last weights play {held_out.TASKS} held-out questions")
+        try:
+            self._supervisor.start(process)
+            self._supervisor.wait(lambda: process.is_done, "the end of the held-out suite", HELD_OUT_S)
+        except RunFailed as error:
+            self._say(str(error))
+        self._supervisor.stop(STOPPED_IN_ORDER[:1])
+        return held_out.judge(client, passes, trained, before)
 
     def _trained(self) -> list[Policy]:
         return [policy for policy in self._settings.policies if policy.train is not None]
@@ -203,7 +231,7 @@ class Runner:
         supervisor.wait(lambda: all(answers(f"{url}/health") for url in urls), "the start of the engines", READY_S)
         engines = {**{engine.name: engine.urls[0] for engine in settings.engines if engine.urls}, **self._engines}
         for number in range(settings.agents.count):
-            supervisor.start(programs.agent(settings, number, output, client.url, engines, self._profile))
+            self._agent = supervisor.start(programs.agent(settings, number, output, client.url, engines, self._profile))
 
     def _models(self, alphabet: str) -> dict[str, Path]:
         """The models before a warm start. Policies with equal settings have the same."""
@@ -279,13 +307,13 @@ class Runner:
             waiting = f"ready {status.waiting.ready_groups}/{status.waiting.needed_groups}" if status else "no service"
             self._say(progress.line(name, waiting))
 
-    def _result(self, progress: Progress, ended: str) -> Result:
+    def _result(self, progress: Progress, ended: str, held: list[HeldOut]) -> Result:
         judged = progress.judged()
         processes: list[Process] = self._supervisor.processes
         result = Result(
             name=self._settings.name,
             seed=self._settings.seed,
-            passed=all(each.is_passed for each in judged),
+            passed=all(each.is_passed for each in [*judged, *held]),
             ended=ended,
             minutes=round((time.monotonic() - self._started) / 60, 2),
             steps={name: len(curve.steps) for name, curve in progress.curves.items()},
@@ -293,6 +321,7 @@ class Runner:
             kills={process.name: process.kills for process in processes if process.kills},
             memory_mb=self._memory // 1_000_000 or None,
             judged=judged,
+            held_out=held,
         )
         self._output.write("result.json", json.dumps(asdict(result), indent=2) + "\n")
         title = f"{self._settings.name}, seed {self._settings.seed}"
