@@ -335,6 +335,42 @@ on_both_stores! {
         assert_eq!(listed["sessions"].as_array().map(Vec::len), Some(1));
     }
 
+    async fn quotas_count_what_teams_have_and_no_lanes(app: TestApp) {
+        let quota = "[[quota]]\npolicies = ['default']\nmax_policies = 1\nmax_sessions = 1\nmax_backlog_bytes = 1073741824";
+        app.reconfigure(quota).await;
+        let backlog = |bytes: u64| json!({"group": {"size": 1}, "backlog": {"max_bytes": bytes}});
+        app.put("/policies/default", backlog(1 << 29)).await.expect(200);
+        app.accept(eval("s", "t", 1, 1.0)).await;
+        app.put("/policies/default", backlog(1 << 30)).await.expect(200);
+        let opened = app.post("/sessions", json!({"purpose": "eval", "suite": "s"})).await.expect(201);
+        app.post("/sessions", json!({})).await.refused(429, "no-room");
+        app.post("/sessions", json!({"purpose": "eval", "suite": "s"})).await.refused(429, "no-room");
+        app.post(&format!("/sessions/{}/abort", text(&opened["session_id"])), json!({"reason": "test"})).await.expect(200);
+        app.post("/sessions", json!({})).await.expect(201);
+    }
+
+    async fn an_unknown_policy_keeps_no_other_from_being_evaluated(app: TestApp) {
+        let lines = [with(eval("s", "t", 1, 1.0), json!({"policy": "typo"})), member("g", 0, 1.0), eval("s", "t", 1, 1.0)];
+        let lines = [with(lines[1].clone(), json!({"policy": "typo"})), lines[0].clone(), lines[2].clone()];
+        let body = lines.map(|line| line.to_string()).join("\n");
+        let answers = app.http.post(format!("{}/trajectories", app.url)).header("content-type", "application/x-ndjson");
+        let answers = answers.body(body).send().await.expect("an answer").text().await.expect("it arrives");
+        let statuses: Vec<Value> =
+            answers.lines().map(|line| serde_json::from_str::<Value>(line).expect("JSON")["status"].clone()).collect();
+        assert_eq!(statuses, [404, 404, 201], "{answers}");
+        assert_eq!(evals(app, "").await[0]["versions"][0]["n"], 1);
+    }
+
+    async fn a_reset_gives_the_room_of_evaluation_back(app: TestApp) {
+        app.rules("default", json!({"group": {"size": 1}, "admissions": {"eval": 2}, "scores": {"required": ["judge"]}})).await;
+        let asked = json!({"rollouts": 1, "purpose": "eval"});
+        assert_eq!(app.post("/admissions", asked.clone()).await.expect(201)["granted"], 1);
+        app.accept(eval("s", "t", 1, 1.0)).await;
+        assert_eq!(app.post("/admissions", asked.clone()).await.expect(200)["granted"], 0);
+        app.post("/policies/default/reset", json!({})).await.expect(200);
+        assert_eq!(app.post("/admissions", json!({"rollouts": 2, "purpose": "eval"})).await.expect(201)["granted"], 2);
+    }
+
     async fn too_many_suites_are_refused(app: TestApp) {
         let all: Vec<Value> = (0..256).map(|index| eval(&format!("s{index}"), "t", 1, 1.0)).collect();
         app.accept(all.into()).await;

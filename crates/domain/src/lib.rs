@@ -13,6 +13,8 @@
 //!   [`samples`] say what a trainer gets. [`reads`] is for consumers whose next read acks, [`lineage`] for versions and
 //!   epochs.
 //! - [`sweep`] is what time does.
+//! - [`scores`] come later, [`scoring`] is what follows from them, and [`score_work`] is leased by those who give them. [`evals`]
+//!   are rollouts that only measure.
 //!
 //! Each of these has the requests and answers of the store, which are plain types, beside the decisions about them.
 //!
@@ -40,12 +42,13 @@ pub mod warnings;
 
 pub mod ingest;
 
-pub mod evals;
 pub mod evaluation;
 
 pub mod score_work;
 pub mod scores;
 pub mod scoring;
+
+pub mod evals;
 
 pub mod groups;
 

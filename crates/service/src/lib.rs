@@ -5,7 +5,7 @@
 //!
 //! - [`admission`], [`ingest`], [`lease`], [`reading`], [`samples`], [`lineage`], [`sweep`], in the order in which a rollout
 //!   passes them; [`session`] records the calls of agents, for which [`teachers`] and [`conversations`] are the connections
-//!   to models.
+//!   to models. [`scores`] come later, and [`evals`] are of rollouts that only measure.
 //! - [`policies`]: their rules. [`looking`]: everything that only reads.
 //! - [`waiting`]: who waits for what. [`service_time`]: the clock that replicas share.
 //! - [`keyring`]: the keys of the store, kept in memory.
