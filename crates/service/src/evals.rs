@@ -36,20 +36,20 @@ impl Buffer {
         Ok(self.store.read(find).await??)
     }
 
-    /// Waits until a suite is complete at a version. False when it was not in time.
+    /// Waits until a suite is complete at a version, or the time is over.
     ///
     /// A request that waits takes a slot in the share of its caller. `is_still_permitted` is called before the answer,
     /// because a permission can end during the wait.
     #[instrument(level = "debug", skip_all, fields(policy.name = %is.policy))]
-    pub async fn is_complete(
+    pub async fn wait_complete(
         &self,
         is: IsComplete,
         wait: Duration,
         caller: Option<&CallerId>,
         is_still_permitted: impl Fn() -> bool + Send + Sync,
-    ) -> Result<bool, BufferError> {
+    ) -> Result<(), BufferError> {
         if wait.is_zero() || self.store.read(is.clone()).await?? {
-            return Ok(true);
+            return Ok(());
         }
         let _place = self.version_waiters.enter(caller)?;
         let _count = self.metrics.waiting();
@@ -62,7 +62,7 @@ impl Buffer {
             }
             Ok::<_, BufferError>(complete.then_some(()))
         };
-        Ok(self.wakers.until_version(&waker, Instant::now() + wait, look).await?.is_some())
+        self.wakers.until_version(&waker, Instant::now() + wait, look).await.map(|_: Option<()>| ())
     }
 
     /// The tasks of a suite at a version.

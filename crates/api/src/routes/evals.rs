@@ -140,7 +140,7 @@ pub(crate) async fn list(
         }
         let still = || api.guard.keyring.still_grants(&grant);
         let is = IsComplete { policy: policy.clone(), suite: suite.clone(), version };
-        api.buffer.is_complete(is, wait, caller_id(&grant).as_ref(), still).await?;
+        api.buffer.wait_complete(is, wait, caller_id(&grant).as_ref(), still).await?;
         find.suite = Some(suite);
         find.before = Some(Version(version.0.saturating_add(1)));
     }
