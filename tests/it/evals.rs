@@ -4,6 +4,7 @@ use serde_json::{Value, json};
 
 use crate::{
     arrow::{columns, post, stream},
+    score_work::{NEVER_POLL, woken},
     support::{TestApp, member, on_both_stores, text, with},
 };
 
@@ -244,8 +245,9 @@ on_both_stores! {
     }
 
     async fn a_suite_is_waited_for(app: TestApp) {
+        app.reconfigure(NEVER_POLL).await;
         app.put("/policies/default/suites/s", json!({"tasks": 1, "repeats": 2})).await.expect(201);
-        let waits = app.get("/policies/default/evals?wait_complete=s@1&wait_ms=30000");
+        let waits = app.get("/policies/default/evals?wait_complete=s@1&wait_ms=60000");
         let plays = async {
             app.accept(eval("s", "t", 1, 1.0)).await;
             app.accept(eval("s", "t", 2, 1.0)).await;
@@ -257,7 +259,7 @@ on_both_stores! {
             assert_eq!(evals(app, "?suite=s&before=2").await[0]["versions"][0]["complete"], false);
             app.accept(eval("s", "t", 1, 0.0)).await;
         };
-        let (waited, ()) = tokio::join!(waits, plays);
+        let (waited, ()) = woken(waits, plays).await;
         let suite = &waited.expect(200)["suites"][0];
         let versions = suite["versions"].as_array().expect("versions");
         assert_eq!((versions.len(), &versions[0]["version"], &versions[0]["complete"]), (1, &json!(1), &json!(true)));
@@ -265,6 +267,20 @@ on_both_stores! {
         // In vain, the answer comes at the end of the wait.
         let in_vain = app.get("/policies/default/evals?wait_complete=s@2&wait_ms=1").await.expect(200);
         assert_eq!(in_vain["suites"][0]["versions"][0]["complete"], false);
+        // So does the last score, and a suite that is to have less.
+        app.rules("default", json!({"scores": {"required": ["judge"]}})).await;
+        app.put("/policies/default/suites/scored", json!({"tasks": 1})).await.expect(201);
+        app.accept(with(eval("scored", "t", 1, 1.0), json!({"rollout_id": "e"}))).await;
+        let waits = app.get("/policies/default/evals?wait_complete=scored@1&wait_ms=60000");
+        let scores = async {
+            app.post("/scores", json!({"rollout_id": "e", "name": "judge", "value": 1.0})).await.expect(201);
+        };
+        woken(waits, scores).await;
+        let waits = app.get("/policies/default/evals?wait_complete=s@2&wait_ms=60000");
+        let less = async {
+            app.put("/policies/default/suites/s", json!({"tasks": 1})).await.expect(200);
+        };
+        woken(waits, less).await;
         // Fewer tasks or repeats are complete at once.
         app.put("/policies/default/suites/s", json!({"tasks": 1})).await.expect(200);
         let complete = app.get("/policies/default/evals?wait_complete=s@2&wait_ms=30000").await.expect(200);

@@ -11,7 +11,7 @@ use crate::support::{TestApp, eventually, member, on_both_stores, text, with};
 const LEASES: &str = "/scores/leases";
 
 /// Nothing is found by polling.
-const NEVER_POLL: &str = "[limits]\nwaiter_poll_interval_ms = 3_600_000";
+pub(crate) const NEVER_POLL: &str = "[limits]\nwaiter_poll_interval_ms = 3_600_000";
 
 /// Rules under which `judge` is leased, for groups of this size.
 async fn rules(app: &TestApp, size: usize, work: Value) {
@@ -38,7 +38,7 @@ async fn one(app: &TestApp, fields: Value) -> Value {
 }
 
 /// What a scorer that waits for a minute gets because of an event, long before it would look a last time.
-async fn woken<T>(waits: impl Future<Output = T>, happens: impl Future<Output = ()>) -> (T, ()) {
+pub(crate) async fn woken<T>(waits: impl Future<Output = T>, happens: impl Future<Output = ()>) -> (T, ()) {
     let both = async { tokio::join!(waits, happens) };
     tokio::time::timeout(Duration::from_secs(30), both).await.expect("it is woken long before")
 }
