@@ -1,6 +1,6 @@
 //! Evaluation: suites, what they say about versions, and where the rollouts are that evaluate a policy.
 
-use std::{collections::HashSet, time::Duration};
+use std::{collections::HashSet, num::NonZero, sync::LazyLock, time::Duration};
 
 use forebay_domain::{
     evals::{FindEvals, FindEvaluating, FindTasks, FoundSuite, FoundTasks, IsComplete, PutSuite, Suite},
@@ -8,7 +8,8 @@ use forebay_domain::{
     peers::Awaited,
     refusal::Refusal,
 };
-use tokio::time::Instant;
+use forebay_store::error::StoreError;
+use tokio::{sync::Semaphore, time::Instant};
 use tracing::instrument;
 
 use crate::{Buffer, error::BufferError, waiting::replicas};
@@ -30,10 +31,23 @@ impl Buffer {
         Ok(is_new)
     }
 
-    /// What suites say about versions.
+    /// What suites say about versions, as a function makes an answer of their results. These may be a hundred thousand, so
+    /// only as many requests as there are cores have theirs in memory.
     #[instrument(level = "debug", skip_all, fields(policy.name = %find.policy))]
-    pub async fn evals(&self, find: FindEvals) -> Result<Vec<FoundSuite>, BufferError> {
-        Ok(self.store.read(find).await??)
+    pub async fn evals<T: Send + 'static>(
+        &self,
+        find: FindEvals,
+        answer: impl FnOnce(Vec<FoundSuite>) -> T + Send + 'static,
+    ) -> Result<T, BufferError> {
+        static READERS: LazyLock<Semaphore> =
+            LazyLock::new(|| Semaphore::new(std::thread::available_parallelism().map_or(1, NonZero::get)));
+        let place = READERS.acquire().await.map_err(|_| StoreError::Closed)?;
+        let found = self.store.read(find).await??;
+        let summed = tokio::task::spawn_blocking(move || {
+            let _place = place;
+            answer(found)
+        });
+        Ok(summed.await.map_err(|_| StoreError::Closed)?)
     }
 
     /// Waits until a suite is complete at a version, or the time is over.

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from statistics import mean, stdev
 
 from ..client import Client
+from .progress import columns
 from .settings import Pass, Policy
 
 SUITE = "held-out"
@@ -69,7 +70,7 @@ def of_criterion(criterion: Pass, policies: Sequence[Policy], found: dict[str, S
     """What the suite says of a criterion, for each policy or for the mean of all."""
     if criterion.last is None and criterion.last_below is None:
         return []
-    names = [name for name in criterion.matches([*policies]) if name in found]
+    names = [name for name in criterion.matches(policies) if name in found]
     each = {name: found[name].get(criterion.series, []) for name in names}
     if criterion.of == "mean":
         each = {criterion.policy: [value for means in each.values() for value in means]}
@@ -80,11 +81,6 @@ def _judged(criterion: Pass, name: str, means: list[float]) -> HeldOut:
     middle = mean(means) if means else math.nan
     error = stdev(means) / math.sqrt(len(means)) if len(means) > 1 else math.nan
     low, high = middle - Z * error, middle + Z * error
-    least = -math.inf if criterion.last is None else criterion.last
-    most = math.inf if criterion.last_below is None else criterion.last_below
-    wanted = " and ".join(
-        text for text, limit in ((f">= {least:g}", least), (f"< {most:g}", most)) if math.isfinite(limit)
-    )
     return HeldOut(
         series=criterion.series,
         policy=name,
@@ -92,8 +88,8 @@ def _judged(criterion: Pass, name: str, means: list[float]) -> HeldOut:
         low=low,
         high=high,
         tasks=len(means),
-        wanted=wanted,
-        is_passed=high >= least and low < most,
+        wanted=criterion.wanted,
+        is_passed=high >= criterion.least and low < criterion.most,
     )
 
 
@@ -104,7 +100,4 @@ def table(held_out: Sequence[HeldOut]) -> str:
         mark = "passed" if each.is_passed else "not passed"
         interval = f"{each.low:.3f} to {each.high:.3f}"
         rows.append((each.series, each.policy, f"{each.mean:.3f}", interval, str(each.tasks), each.wanted, mark))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    )
+    return columns(rows)

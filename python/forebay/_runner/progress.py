@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -192,11 +192,7 @@ class Progress:
         if criterion.of == "mean" and ends:
             ends = [(criterion.policy, Ends.mean(each for _, each, _ in ends), Ends.mean(each for *_, each in ends))]
         below = math.inf if criterion.first_below is None else criterion.first_below
-        least = -math.inf if criterion.last is None else criterion.last
-        most = math.inf if criterion.last_below is None else criterion.last_below
-        wanted = " and ".join(
-            text for text, limit in ((f">= {least:g}", least), (f"< {most:g}", most)) if math.isfinite(limit)
-        )
+        least, most, wanted = criterion.least, criterion.most, criterion.wanted
         if criterion.first_below is not None:
             wanted = f"from < {below:g} to {wanted}"
         return [
@@ -239,6 +235,11 @@ def table(judged: list[Judged]) -> str:
         rows.append(
             (each.series, each.policy, f"{each.first:.3f}", f"{each.last:.3f}", str(each.steps), each.wanted, mark)
         )
+    return columns(rows)
+
+
+def columns(rows: Sequence[Sequence[str]]) -> str:
+    """Rows whose cells stand below each other."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     return "\n".join(
         "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows

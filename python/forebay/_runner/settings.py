@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -109,7 +111,23 @@ class Pass:
     of: str
     window: int
 
-    def matches(self, policies: list[Policy]) -> list[str]:
+    @property
+    def least(self) -> float:
+        """What the series has to reach at the end."""
+        return -math.inf if self.last is None else self.last
+
+    @property
+    def most(self) -> float:
+        """What the series has to stay below at the end."""
+        return math.inf if self.last_below is None else self.last_below
+
+    @property
+    def wanted(self) -> str:
+        """Both bounds, for people."""
+        bounds = ((f">= {self.least:g}", self.least), (f"< {self.most:g}", self.most))
+        return " and ".join(text for text, bound in bounds if math.isfinite(bound))
+
+    def matches(self, policies: Sequence[Policy]) -> list[str]:
         """The names of the policies that are judged."""
         return [policy.name for policy in policies if self.judges(policy.name)]
 

@@ -145,12 +145,11 @@ pub(crate) async fn list(
         find.before = Some(Version(version.0.saturating_add(1)));
     }
     let limit = limit as usize;
-    let found = api.buffer.evals(find).await?;
-    let suites = found.into_iter().map(move |found| suite_on_wire(found, limit));
-    // The results of many tasks are added up.
-    let policy = policy.to_string();
-    let listed = tokio::task::spawn_blocking(move || EvalList { policy, suites: suites.collect() });
-    Ok(Answer(listed.await.map_err(|_| crate::http::body::stopped())?))
+    let listed = move |found: Vec<FoundSuite>| EvalList {
+        policy: policy.to_string(),
+        suites: found.into_iter().map(|suite| suite_on_wire(suite, limit)).collect(),
+    };
+    Ok(Answer(api.buffer.evals(find, listed).await?))
 }
 
 fn suite_at(text: &str) -> Result<(String, Version), Failure> {
