@@ -94,7 +94,7 @@ generate: ## Write what is generated: openapi/forebay.json from the routes, the 
 docs: ## Build the site of the documents, with search, in target/docs
 	./scripts/site
 
-bench: bench-$(or $(NAME),ingest) ## Measure NAME=ingest, sessions, overload, growth, capacity, export, client, batches, facades, engines, instructions, trainer, serve or simulation; BENCH="--rounds 3" are options of its script
+bench: bench-$(or $(NAME),ingest) ## Measure NAME=ingest, sessions, overload, growth, judges, capacity, export, client, batches, facades, engines, instructions, trainer, serve or simulation; BENCH="--rounds 3" are options of its script
 
 # Durable ingest beside a handler that only reads; SLIME_URL and ATROPOS_URL add services.
 bench-ingest: programs
@@ -111,6 +111,10 @@ bench-overload:
 # Operations on an empty ledger and on one with ten million rollouts, and the queries of the live page; 6 GB of disk.
 bench-growth: programs
 	./scripts/growth $(BENCH)
+
+# Judges that lease and score while few and while a million rollouts wait, on SQLite and Postgres.
+bench-judges: programs
+	./scripts/bench-judges $(BENCH)
 
 # What a rollout costs for 1, 2 and 4 replicas on Postgres: processor time, WAL, database, objects.
 bench-capacity: programs

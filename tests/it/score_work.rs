@@ -1,6 +1,6 @@
 //! Work for scorers: leases of scores that rollouts lack.
 
-use std::time::Duration;
+use std::{collections::BTreeSet, time::Duration};
 
 use forebay_domain::ids::{LeaseToken, PolicyName};
 use forebay_wire::Role;
@@ -337,6 +337,18 @@ on_both_stores! {
         app.pass_s(60.0).await;
         let only = one(app, json!({"include": ["metadata"]})).await;
         assert!(only["rollouts"][0].get("segments").is_none() && only["rollouts"][0]["metadata"]["task"] == 7);
+    }
+
+    async fn claims_at_the_same_time_take_different_work_unless_they_are_one_request(app: TestApp) {
+        rules(app, 40, json!({})).await;
+        app.accept((0..40).map(|index| member("g", index, 1.0)).collect()).await;
+        let repeated = (0..20).map(|_| one(app, json!({"request_id": "r"})));
+        let others = (0..39).map(|_| one(app, json!({"scorer": "b"})));
+        let (repeated, others) = tokio::join!(futures::future::join_all(repeated), futures::future::join_all(others));
+        let leases = |items: &[Value]| items.iter().map(|item| text(&item["lease"]).to_owned()).collect::<BTreeSet<_>>();
+        assert_eq!(leases(&repeated).len(), 1, "a repeated request holds what it held");
+        assert_eq!(leases(&others).len(), 39, "nothing is leased twice");
+        assert!(leases(&repeated).is_disjoint(&leases(&others)));
     }
 
     async fn what_is_released_was_never_leased(app: TestApp) {

@@ -50,11 +50,20 @@ pub(crate) struct Waker {
 }
 
 /// The scorers that wait for the same work.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct WorkLine {
     line: Line,
-    /// One claim at a time: a second one would find what the first one takes.
-    turn: tokio::sync::Mutex<()>,
+    /// Claims that run now: some, because they share a commit, and not all, because each looks at the head of the line.
+    turns: tokio::sync::Semaphore,
+}
+
+/// Claims of a line that run at the same time.
+const CLAIMS_AT_ONCE: usize = 32;
+
+impl Default for WorkLine {
+    fn default() -> Self {
+        Self { line: Line::default(), turns: tokio::sync::Semaphore::new(CLAIMS_AT_ONCE) }
+    }
 }
 
 /// The waiters of one policy for the same thing.
@@ -139,9 +148,9 @@ impl Drop for WorkWatch<'_> {
 }
 
 impl WorkWatch<'_> {
-    /// Waits until no other request of the line claims work.
-    pub(crate) async fn turn(&self) -> tokio::sync::MutexGuard<'_, ()> {
-        self.line.turn.lock().await
+    /// Waits until few other requests of the line claim work. Requests have their turns in the order in which they came.
+    pub(crate) async fn turn(&self) -> tokio::sync::SemaphorePermit<'_> {
+        self.line.turns.acquire().await.expect("nobody closes it")
     }
 
     /// Wakes the next waiter when it is dropped, unless it was [kept](PassOn::keep).
