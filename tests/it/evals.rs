@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use crate::{
     arrow::{columns, post, stream},
     score_work::{NEVER_POLL, woken},
-    support::{TestApp, member, on_both_stores, text, with},
+    support::{TestApp, member, on_both_stores, rollout, text, with},
 };
 
 /// A rollout that evaluates `default` at a version.
@@ -254,8 +254,11 @@ on_both_stores! {
             // What is of several versions does not count.
             let segment = json!({"tokens": [1, 2, 3], "loss_mask": [1, 1], "versions": [[1, 0, 1], [2, 1, 1]]});
             let mixed = with(eval("s", "t", 1, 1.0), json!({"policy_version": null, "segments": [segment]}));
-            let warnings = app.accept(mixed).await["warnings"].to_string();
-            assert!(warnings.contains("mixed-versions"), "{warnings}");
+            // The receipt of a repeated post says it as well.
+            for status in [201, 200] {
+                let receipt = app.post("/trajectories", with(rollout("mixed", 0.0), mixed.clone())).await.expect(status);
+                assert!(receipt["warnings"].to_string().contains("mixed-versions"), "{receipt}");
+            }
             assert_eq!(evals(app, "?suite=s&before=2").await[0]["versions"][0]["complete"], false);
             app.accept(eval("s", "t", 1, 0.0)).await;
         };

@@ -20,6 +20,7 @@ use crate::{
         admission::{Allowances, StoredBacklog, next_batch},
         evals, fill, group, names, policy, read_json,
         session::{self, EndingSession},
+        trained_versions,
     },
     sql::{NewKeys, Row, Statement, Tx, args, id_key_list, key_found, key_run},
 };
@@ -177,22 +178,24 @@ async fn stored(
     const SELECT_STORED: Statement = Statement {
         sqlite: "-- select_stored
             SELECT r.rollout_pk, r.rollout_id, r.execution, r.content_digest, r.verdict, r.reason,
-                r.failed_filters, r.policy_version, r.version_assumed, r.group_pk, g.rules_pk, g.state, g.reason AS group_reason,
-                g.size, g.kept, g.masked, g.dropped, g.scoring, r.reward, w.missing
+                r.failed_filters, r.policy_version, r.version_assumed, r.version_min, r.version_max, r.group_pk,
+                g.rules_pk, g.state, g.reason AS group_reason, g.size, g.kept, g.masked, g.dropped, g.scoring, r.reward,
+                w.missing
             FROM rollout AS r
             JOIN rollout_group AS g ON g.group_pk = r.group_pk
             LEFT JOIN scoring AS w ON w.rollout_pk = r.rollout_pk
             WHERE r.policy_pk = $1 AND r.run = $2 AND r.rollout_key IN (SELECT unhex(value) FROM json_each($3))",
         postgres: "-- select_stored
             SELECT r.rollout_pk, r.rollout_id, r.execution, r.content_digest, r.verdict, r.reason,
-                r.failed_filters, r.policy_version, r.version_assumed, r.group_pk, g.rules_pk, g.state, g.reason AS group_reason,
-                g.size, g.kept, g.masked, g.dropped, g.scoring, r.reward, w.missing
+                r.failed_filters, r.policy_version, r.version_assumed, r.version_min, r.version_max, r.group_pk,
+                g.rules_pk, g.state, g.reason AS group_reason, g.size, g.kept, g.masked, g.dropped, g.scoring, r.reward,
+                w.missing
             FROM unnest($3::bytea[]) AS k (rollout_key)
             -- One lookup in the unique index for each key. Without OFFSET and without statistics, the planner would
             -- read a range of the index once and filter it, because it estimates that as cheap.
             CROSS JOIN LATERAL (
                 SELECT rollout_pk, rollout_id, execution, content_digest, verdict, reason, failed_filters,
-                    policy_version, version_assumed, group_pk, reward
+                    policy_version, version_assumed, version_min, version_max, group_pk, reward
                 FROM rollout
                 WHERE policy_pk = $1 AND run = $2 AND rollout_key = k.rollout_key
                 OFFSET 0
@@ -236,7 +239,7 @@ async fn read_stored(tx: &mut Tx<'_>, row: &mut Row, depends_on_rules: bool) -> 
             failed_filters: names(row.get("failed_filters")?),
             versions: ResolvedVersions {
                 version: row.get("policy_version")?,
-                trained: None,
+                trained: trained_versions(row)?,
                 assumed: row.get("version_assumed")?,
             },
         },
