@@ -22,8 +22,11 @@ const MASK_RUN: usize = 64;
 /// Share of such pieces that are masked.
 const MASKED_SHARE: f64 = 1.0 / 7.0;
 
-/// The smallest log-probability that is drawn.
-const LOGPROB_MIN: f32 = -2.5;
+/// Share of the tokens of which the engine was certain, so that their log-probability is 0.
+const CERTAIN_SHARE: f64 = 0.18;
+
+/// Share of the log-probabilities that are not rounded to the nearest float, because the logarithm of a GPU is less exact.
+const INEXACT_SHARE: f64 = 1.0 / 32.0;
 
 /// Words of texts. Only their lengths matter.
 const WORDS: [&str; 16] = [
@@ -160,8 +163,7 @@ impl Workload {
             loss_mask.resize(loss_mask.len() + MASK_RUN, is_trained);
         }
         loss_mask.truncate(response);
-        let logprobs =
-            (!self.args.no_logprobs).then(|| (0..response).map(|_| random.random_range(LOGPROB_MIN..0.0)).collect());
+        let logprobs = (!self.args.no_logprobs).then(|| (0..response).map(|_| logprob(random)).collect());
         Segment { tokens: ids, loss_mask, logprobs }
     }
 
@@ -185,6 +187,21 @@ impl Workload {
         let length = f64::from(median) * (self.args.sigma * normal).exp();
         length.clamp(2.0, TOKENS_MAX).round() as usize
     }
+}
+
+/// A log-probability as `log_softmax` makes it: minus the logarithm of a sum of exponentials of which the largest is 1.
+///
+/// The others are drawn so that log-probabilities are spread like those of recorded rollouts of a chat model: half of them
+/// are above -0.01, a fourth below -0.2, and a tenth below -0.7.
+fn logprob(random: &mut StdRng) -> f32 {
+    let drawn: f64 = random.random();
+    if drawn < CERTAIN_SHARE {
+        return 0.0;
+    }
+    let others = 10_f64.powf(7.6 * ((drawn - CERTAIN_SHARE) / (1.0 - CERTAIN_SHARE)).sqrt() - 7.0);
+    let logprob = 0.0 - f64::from((1.0 + others) as f32).ln() as f32;
+    let inexact = random.random_bool(INEXACT_SHARE);
+    if inexact && logprob < -0.1 { f32::from_bits(logprob.to_bits() + 1) } else { logprob }
 }
 
 /// A parser of finite numbers within bounds.

@@ -13,6 +13,7 @@ mod engine;
 mod facades;
 mod generate;
 mod lifecycle;
+mod logprobs;
 mod objectives;
 mod output;
 mod parity;

@@ -7,6 +7,7 @@ use forebay_wire::{Sampling, Segment, Status, Trajectory as Sent, Turn, TurnSpan
 use serde_json::value::RawValue;
 
 use super::{
+    logprobs,
     payload::{CODEC, Payload},
     seal::{self, RolloutSeal},
 };
@@ -237,22 +238,57 @@ fn ids_have_the_keys_that_earlier_versions_stored() {
 #[test]
 fn payloads_are_written_as_earlier_versions_wrote_them() {
     let payload = Payload::pack(&parse(full()));
-    assert_eq!((payload.codec, CODEC, payload.unpacked_bytes), (1, 1, 627));
-    assert_eq!(hex(&payload.body), COLUMNS);
+    assert_eq!((payload.codec, CODEC, payload.unpacked_bytes), (3, 3, 627));
+    // Three columns of floats of the first segment, each with a byte that says that it is plain.
+    assert_eq!(
+        hex(&payload.body),
+        format!("3302000015000000{HEADER}{FLOATS}0100000200007011012c0100050000000800090001")
+    );
 }
 
-/// [`full`] as it is stored.
-const COLUMNS: &str = "\
-    33020000120000007b22656e7669726f6e6d656e74223a22737765222c22737461747573223a22636f6d706c65746564222c2273\
-    616d706c696e67223a7b2274656d7065726174757265223a302e3632352c22746f705f70223a302e3837352c22746f705f6b223a\
-    34307d2c227265776172645f636f6d706f6e656e7473223a7b22636f7374223a2d332e302c227465737473223a322e307d2c226d\
-    65737361676573223a5b7b22726f6c65223a202275736572222c2022636f6e74656e74223a2022685c7530306539227d5d2c226d\
-    65746164617461223a7b2261223a205b312c20322e352c206e756c6c2c20747275652c2066616c73655d2c202262223a20313233\
-    3435363738393031323334353637383930313233343536373839302c202263223a207b7d7d2c227365676d656e7473223a5b7b22\
-    6b696e64223a227475726e222c22746f6b656e73223a342c22726573706f6e7365223a332c226c6f6770726f6273223a74727565\
-    2c22746561636865725f6c6f6770726f6273223a747275652c2276616c756573223a747275652c2276657273696f6e73223a5b5b\
-    352c302c315d2c5b362c312c325d5d2c2269645f6279746573223a337d2c7b226b696e64223a6e756c6c2c22746f6b656e73223a\
-    322c22726573706f6e7365223a312c226c6f6770726f6273223a66616c73652c22746561636865725f6c6f6770726f6273223a66\
-    616c73652c2276616c756573223a66616c73652c2276657273696f6e73223a6e756c6c2c2269645f6279746573223a327d5d7d01\
-    00000200007011012c0100050800090001000000bf000080be000000be0000c0bf000020c0000060c00000403f0000a03f0000e0\
-    3f";
+#[test]
+fn payloads_of_the_first_form_are_read() {
+    let body = format!("3302000012000000{HEADER}0100000200007011012c0100050800090001{FLOATS}");
+    let bytes = body.as_bytes().chunks(2).map(|digits| {
+        let digits = str::from_utf8(digits).expect("they are digits");
+        u8::from_str_radix(digits, 16).expect("they are digits")
+    });
+    let payload = Payload { codec: 1, ..Payload::claimed(bytes.collect()) };
+    assert_eq!(payload.unpack().expect("it is not damaged").segments, full().segments);
+}
+
+#[test]
+fn log_probabilities_are_read_as_earlier_versions_wrote_them() {
+    // Numbers of all lengths, at both ends of intervals and binades.
+    let narrow = [&[1, 20, 0, 0, 0][..], &[0b11_10_01_00, 0b11_11_11_11]].concat();
+    let bytes = [&[1][..], &[0xFF, 0xFF], &[0, 0, 1], &[0xFF, 0xFF, 0x7F], &[0, 0, 0x80], &[0xFF, 0xFF, 0xFE]];
+    let bytes = [&bytes.concat()[..], &[0, 0, 0xFF, 0xC0, 0xFF]].concat();
+    for (law, expected) in [
+        (1, "00000000 b3ffffff bbff0055 bbff0153 bf317217 bf317218 bfb0f1d7 ffc00000"),
+        (2, "00000000 b3800000 bb803faa bb80402b bf317216 bf317218 bfb07316 ffc00000"),
+    ] {
+        let narrow = [&[law], &narrow[1..]].concat();
+        let mut column = Vec::new();
+        logprobs::take_column(&mut &narrow[..], &mut &bytes[..], &mut column, 8).expect("it is not damaged");
+        let bits: Vec<String> = column.iter().map(|value| format!("{:08x}", value.to_bits())).collect();
+        assert_eq!(bits.join(" "), expected);
+    }
+}
+
+/// The header of [`full`].
+const HEADER: &str = "\
+    7b22656e7669726f6e6d656e74223a22737765222c22737461747573223a22636f6d706c65746564222c2273616d706c696e\
+    67223a7b2274656d7065726174757265223a302e3632352c22746f705f70223a302e3837352c22746f705f6b223a34307d2c\
+    227265776172645f636f6d706f6e656e7473223a7b22636f7374223a2d332e302c227465737473223a322e307d2c226d6573\
+    7361676573223a5b7b22726f6c65223a202275736572222c2022636f6e74656e74223a2022685c7530306539227d5d2c226d\
+    65746164617461223a7b2261223a205b312c20322e352c206e756c6c2c20747275652c2066616c73655d2c202262223a2031\
+    32333435363738393031323334353637383930313233343536373839302c202263223a207b7d7d2c227365676d656e747322\
+    3a5b7b226b696e64223a227475726e222c22746f6b656e73223a342c22726573706f6e7365223a332c226c6f6770726f6273\
+    223a747275652c22746561636865725f6c6f6770726f6273223a747275652c2276616c756573223a747275652c2276657273\
+    696f6e73223a5b5b352c302c315d2c5b362c312c325d5d2c2269645f6279746573223a337d2c7b226b696e64223a6e756c6c\
+    2c22746f6b656e73223a322c22726573706f6e7365223a312c226c6f6770726f6273223a66616c73652c2274656163686572\
+    5f6c6f6770726f6273223a66616c73652c2276616c756573223a66616c73652c2276657273696f6e73223a6e756c6c2c2269\
+    645f6279746573223a327d5d7d";
+
+/// The floats of [`full`].
+const FLOATS: &str = "000000bf000080be000000be0000c0bf000020c0000060c00000403f0000a03f0000e03f";

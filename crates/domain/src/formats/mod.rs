@@ -7,6 +7,8 @@ pub mod codes;
 
 pub mod columns;
 
+pub mod logprobs;
+
 pub mod payload;
 
 pub mod seal;

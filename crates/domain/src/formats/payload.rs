@@ -1,9 +1,10 @@
 //! The stored form of a trajectory's bulk: packed columns behind a small header, with a digest.
 //!
 //! Only [`samples`](crate::samples) reads payloads. The form is: `u32 length of the first part | u32 length of
-//! the second part | header JSON | ids and masks | floats`, little-endian. Ids take as few bytes as they fit, and masks
-//! take one bit per token. The first two parts are compressed where that saves enough: ids of text shrink to half,
-//! while log-probabilities do not compress. The digest covers all bytes, so damage is found before anything is decoded.
+//! the second part | header JSON | floats | ids, masks and controls of floats`, little-endian. Ids take as few bytes as they
+//! fit, and masks take one bit per token. The first two parts are compressed where that saves enough: ids of text shrink to
+//! half, while what [`logprobs`] leaves of floats does not compress. The digest covers all bytes, so damage is found before
+//! anything is decoded.
 
 use std::{borrow::Cow, cell::RefCell, collections::BTreeMap};
 
@@ -13,7 +14,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use crate::{
-    formats::columns::{append_bits, append_ids, append_little_endian, id_bytes, little_endian, put_bits, put_ids},
+    formats::{
+        columns::{append_bits, append_ids, append_little_endian, id_bytes, put_bits, put_ids},
+        logprobs,
+    },
     trajectory::Trajectory,
 };
 
@@ -28,16 +32,16 @@ const COMPRESSED: u32 = 1 << 31;
 
 /// The number of the form that is described above. It is stored with every payload, so that a version that has another
 /// form knows which one a payload has.
-pub const CODEC: u32 = 1;
+pub const CODEC: u32 = 3;
 
-/// That form with a column of advantages. Payloads without this column keep the form that older programs read. These
-/// programs would take the advantages for the log-probabilities of the next segment.
-const WITH_ADVANTAGES: u32 = 2;
+/// Earlier forms, in which every float has four bytes and no control, and ids and masks come before them. The first one had
+/// no column of advantages.
+const PLAIN_FLOATS: [u32; 2] = [1, 2];
 
 /// A payload as the store keeps it.
 #[derive(Clone, Debug)]
 pub struct Payload {
-    /// The form of `body`: [`CODEC`], or 2 if it has a column of advantages.
+    /// The form of `body`: [`CODEC`], or an earlier one.
     pub codec: u32,
     /// BLAKE3 hash of `body`.
     pub digest: [u8; 32],
@@ -148,24 +152,24 @@ impl Payload {
             usize::from(described.id_bytes) * segment.tokens.len() + segment.loss_mask.len().div_ceil(8)
         };
         let mut narrow = Vec::with_capacity(segments().map(narrow_bytes).sum());
+        let unpacked_bytes = header.len() + columns_bytes(trajectory);
+        let (header_length, header) = part(&header);
+        let mut body = Vec::with_capacity(8 + header.len() + narrow.capacity());
+        body.put_u32_le(header_length);
+        // The length of the second part, once it is known.
+        body.put_u32_le(0);
+        body.put_slice(&header);
         for (segment, described) in segments() {
             put_ids(&mut narrow, &segment.tokens, described.id_bytes);
             put_bits(&mut narrow, &segment.loss_mask);
+            floats(segment).for_each(|column| logprobs::put(&mut narrow, &mut body, column));
         }
-        let floats = || trajectory.segments.iter().flat_map(floats);
-        let float_bytes = 4 * floats().map(Vec::len).sum::<usize>();
-        let unpacked_bytes = header.len() + columns_bytes(trajectory);
-        let (header_length, header) = part(&header);
         let (narrow_length, narrow) = part(&narrow);
-        let mut body = Vec::with_capacity(8 + header.len() + narrow.len() + float_bytes);
-        body.put_u32_le(header_length);
-        body.put_u32_le(narrow_length);
-        body.put_slice(&header);
+        body[4..8].copy_from_slice(&narrow_length.to_le_bytes());
         body.put_slice(&narrow);
-        floats().for_each(|column| body.put_slice(&little_endian(column)));
-        let with_advantages = described.segments.iter().any(|segment| segment.advantages);
-        let codec = if with_advantages { WITH_ADVANTAGES } else { CODEC };
-        Self { codec, unpacked_bytes, ..Self::claimed(body) }
+        // A column of floats has taken room for all of its bytes.
+        body.shrink_to_fit();
+        Self { unpacked_bytes, ..Self::claimed(body) }
     }
 
     /// A body with its digest, without checks. Tests use it to make data that was damaged before its digest was
@@ -186,14 +190,26 @@ impl Payload {
         if blake3::hash(&self.body) != blake3::Hash::from_bytes(self.digest) {
             return Err(Damaged("its digest differs"));
         }
-        if ![CODEC, WITH_ADVANTAGES].contains(&self.codec) {
+        if self.codec != CODEC && !PLAIN_FLOATS.contains(&self.codec) {
             return Err(UNKNOWN_FORM);
         }
         let mut rest = &self.body[..];
         let header_length = rest.try_get_u32_le().map_err(|_| TOO_SHORT)?;
         let narrow_length = rest.try_get_u32_le().map_err(|_| TOO_SHORT)?;
         let header = take_part(&mut rest, header_length)?;
-        Ok(Parts { header, narrow_length, rest })
+        let length = (narrow_length & !COMPRESSED) as usize;
+        let (narrow, floats) = if self.has_controls() {
+            let (floats, narrow) = rest.split_at_checked(rest.len().wrapping_sub(length)).ok_or(TOO_SHORT)?;
+            (narrow, floats)
+        } else {
+            rest.split_at_checked(length).ok_or(TOO_SHORT)?
+        };
+        Ok(Parts { header, narrow_length, narrow, floats })
+    }
+
+    /// Whether a column of floats has a law and controls.
+    fn has_controls(&self) -> bool {
+        !PLAIN_FLOATS.contains(&self.codec)
     }
 
     /// Checks the digest, and unpacks.
@@ -227,9 +243,9 @@ impl Payload {
         &self,
         segment: impl FnMut(&mut PackedColumns<'_>, SegmentHeader) -> Result<S, Damaged>,
     ) -> Result<Unpacked<S>, Damaged> {
-        let Parts { header, narrow_length, mut rest } = self.parts()?;
-        let narrow = take_part(&mut rest, narrow_length)?;
-        let mut columns = PackedColumns { narrow: &narrow, floats: rest };
+        let Parts { header, narrow_length, mut narrow, floats } = self.parts()?;
+        let narrow = take_part(&mut narrow, narrow_length)?;
+        let mut columns = PackedColumns { narrow: &narrow, floats, has_controls: self.has_controls() };
         let unpacked = unpack(&header, &mut columns, segment)?;
         if !columns.narrow.is_empty() || !columns.floats.is_empty() {
             return Err(Damaged("it has more columns than its header says"));
@@ -242,7 +258,8 @@ impl Payload {
 struct Parts<'a> {
     header: Cow<'a, [u8]>,
     narrow_length: u32,
-    rest: &'a [u8],
+    narrow: &'a [u8],
+    floats: &'a [u8],
 }
 
 impl SegmentColumns {
@@ -325,6 +342,7 @@ fn decompress(bytes: &[u8]) -> Result<Vec<u8>, Damaged> {
 struct PackedColumns<'a> {
     narrow: &'a [u8],
     floats: &'a [u8],
+    has_controls: bool,
 }
 
 impl PackedColumns<'_> {
@@ -341,6 +359,9 @@ impl PackedColumns<'_> {
     }
 
     fn floats(&mut self, floats: &mut Vec<f32>, count: usize) -> Result<(), Damaged> {
+        if self.has_controls {
+            return logprobs::take_column(&mut self.narrow, &mut self.floats, floats, count);
+        }
         take(&mut self.floats, count.saturating_mul(4)).map(|bytes| append_little_endian(floats, bytes))
     }
 }
@@ -441,7 +462,8 @@ mod tests {
         let segment = |response: usize| Segment {
             tokens: (0..=response as i32).map(id).collect(),
             loss_mask: (0..response).map(|index| u8::from(index % 3 > 0)).collect(),
-            logprobs: Some((0..response).map(|index| -(index as f32).sqrt()).collect()),
+            // Of tokens that are likely and of tokens that are not, as `log_softmax` makes them.
+            logprobs: Some((0..response).map(|index| 0.0 - (1.0 + (index % 64) as f32 * 1e-4).ln()).collect()),
             ..Segment::default()
         };
         let metadata = serde_json::value::to_raw_value(&serde_json::json!({"note": "again ".repeat(1_000)}));
@@ -490,11 +512,17 @@ mod tests {
     }
 
     #[test]
-    fn what_repeats_is_compressed_and_floats_are_not() {
-        let payload = Payload::pack(&trajectory(17));
+    fn what_repeats_is_compressed_and_log_probabilities_have_fewer_bytes() {
+        let mut trajectory = trajectory(17);
+        let bytes = Payload::pack(&trajectory).body.len();
+        assert!((5_004..3 * 5_004).contains(&bytes), "less than a byte per id and two per log-probability: {bytes}");
+        for segment in &mut trajectory.segments {
+            segment.logprobs = None;
+            segment.values = Some((0..segment.loss_mask.len()).map(|index| -(index as f32).sqrt()).collect());
+        }
         let floats = 4 * 5_004;
-        assert!(payload.body.len() > floats, "floats are not compressed");
-        assert!(payload.body.len() < floats + 5_006, "less than a byte per id");
+        let bytes = Payload::pack(&trajectory).body.len();
+        assert!((floats..floats + 5_006).contains(&bytes), "other floats have all of theirs: {bytes}");
     }
 
     #[test]
@@ -514,20 +542,20 @@ mod tests {
     }
 
     #[test]
-    fn a_column_that_older_programs_do_not_know_is_in_a_form_that_they_refuse() {
+    fn every_column_of_floats_comes_back() {
         let mut trajectory = trajectory(17);
-        assert_eq!(Payload::pack(&trajectory).codec, CODEC);
         trajectory.segments[1].advantages = Some(vec![0.5, -1.0, 2.0]);
         let payload = Payload::pack(&trajectory);
-        assert_eq!(payload.codec, WITH_ADVANTAGES);
         assert_eq!(payload.unpack().expect("it is not damaged").segments, trajectory.segments);
-        let longer = Payload::claimed([&payload.body[..], &[0; 4]].concat());
+        let narrow = u32::from_le_bytes(payload.body[4..8].try_into().expect("it has four bytes")) & !COMPRESSED;
+        let (before, narrow) = payload.body.split_at(payload.body.len() - narrow as usize);
+        let longer = Payload::claimed([before, &[0; 4], narrow].concat());
         assert_eq!(longer.unpack().err(), Some(Damaged("it has more columns than its header says")));
     }
 
     #[test]
     fn a_form_that_is_not_known_is_damage() {
-        let payload = Payload { codec: WITH_ADVANTAGES + 1, ..Payload::pack(&trajectory(17)) };
+        let payload = Payload { codec: CODEC + 1, ..Payload::pack(&trajectory(17)) };
         assert_eq!(payload.unpack().err(), Some(Damaged("its form is unknown")));
     }
 }
