@@ -1,6 +1,6 @@
 //! Columns of log-probabilities in fewer bytes than floats have, to the last bit.
 //!
-//! An engine makes a log-probability of a float near 1, in one of two ways. With `log_softmax`, which vLLM and PyTorch use,
+//! An engine makes a log-probability of a float near 1, in one of two ways. With `log_softmax`, which vLLM uses,
 //! that of the likeliest token is minus the logarithm of the sum of all `exp(logit - largest logit)`, which is 1 and
 //! something. With `log(softmax)`, which SGLang uses, it is the logarithm of the probability. So what a float of a likely
 //! token says is how many floats lie between 1 and that sum or probability: a small number `n`, while the logarithm of it
@@ -9,7 +9,7 @@
 //!
 //! A column is coded under the [`Law`] that fits it, or left as it is. Two bits for each value, the controls, say how many
 //! bytes its `n` has: 0 to 3. A value that is no such logarithm is an `n` that no other value has, and its own four bytes.
-//! Whoever packs a value unpacks it again and compares, so that a wrong guess costs bytes and never a bit.
+//! A value has a number only if the logarithm is the value to the last bit, so that a wrong guess costs bytes and never a bit.
 //!
 //! The logarithm is our own, because a library's may differ in the last place from machine to machine, and what one machine
 //! has packed another one unpacks. It adds, multiplies and divides only, which is the same everywhere.
@@ -106,6 +106,7 @@ impl Law {
 
 impl Table {
     /// The value of an `n` below [`ESCAPE`].
+    #[expect(clippy::inline_always, reason = "only inlined code has the instruction set of its caller")]
     #[inline(always)]
     fn value(&self, number: u32) -> f32 {
         let interval = (number >> PLACE_BITS) as usize % INTERVALS;
@@ -148,8 +149,10 @@ fn guess(sign: f64, values: &[f32; BLOCK], numbers: &mut [u32; BLOCK], is_sure: 
         let above = float.to_bits().wrapping_sub(ONE);
         *number = if sign < 0.0 { above } else { above.wrapping_neg() };
         // The logarithms of two numbers that are this close differ by what they differ by, so the nearest float is the value if
-        // that is less than half of its last place, by more than what a logarithm is wrong by.
-        let half_a_place = f32::from_bits(value.to_bits() & 0x7F80_0000) * (1.0 / 16_777_216.0);
+        // that is less than half of its last place, by more than what a logarithm is wrong by. Below a power of two, places
+        // are half as large.
+        let below = (value.to_bits() & 0x7FFF_FFFF).saturating_sub(1);
+        let half_a_place = f32::from_bits(below & 0x7F80_0000) * (1.0 / 16_777_216.0);
         let differs = (f64::from(float) - 1.0 - excess).abs();
         *is_sure = (differs < 0.999 * f64::from(half_a_place) * (1.0 + excess)) | (value.to_bits() == 0);
     }
@@ -347,7 +350,7 @@ mod tests {
             let numbers = (0..70_000).chain((70_000..ESCAPE).step_by(997));
             let wrong = |number: &u32| {
                 let float = f32::from_bits((i64::from(ONE) + float * i64::from(*number)) as u32);
-                table.value(*number) != -f64::from(float).ln().abs() as f32
+                table.value(*number).to_bits() != (0.0 - f64::from(float).ln().abs() as f32).to_bits()
             };
             // Of hardly any is the logarithm so close to the middle of two floats that the wrong one is taken.
             assert!(numbers.clone().filter(wrong).count() <= 2, "{law:?}");
@@ -368,6 +371,16 @@ mod tests {
         // Tokens that are not trained have zeros.
         assert!(bytes_of(&[vec![0.0; 3_000], likely(1e-3)[1].clone()].concat()) < 9_800);
         assert_eq!(bytes_of(&[0.0; 4_000]), 1_005);
+    }
+
+    #[test]
+    fn floats_around_powers_of_two_come_back() {
+        let power = |exponent: u32| (2.0_f32.powi(-(exponent as i32))).to_bits();
+        let around = (0..40).flat_map(|exponent| power(exponent) - 40..=power(exponent) + 40);
+        let around: Vec<f32> = around.map(|bits| -f32::from_bits(bits)).chain([0.0, -0.0]).collect();
+        for column in likely(1e-3) {
+            bytes_of(&[column, around.clone()].concat());
+        }
     }
 
     #[test]
