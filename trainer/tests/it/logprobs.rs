@@ -17,9 +17,11 @@ fn stored(column: &[f32]) -> usize {
 fn log_probabilities_of_pytorch_are_stored_in_fewer_bytes_than_floats_have() {
     const TOKENS: i64 = 2_000;
     tch::manual_seed(7);
-    // Of some tokens the model is certain, and of others it is not.
-    let logits = Tensor::randn([TOKENS, 1_000], (Kind::Float, tch::Device::Cpu));
-    let logits = logits * Tensor::rand([TOKENS, 1], (Kind::Float, tch::Device::Cpu)) * 16.0;
+    // Of most tokens a model is certain, more or less.
+    let cpu = (Kind::Float, tch::Device::Cpu);
+    let logits = Tensor::randn([TOKENS, 1_000], cpu) * 2.0;
+    let certain = Tensor::zeros([TOKENS, 999], cpu);
+    let logits = logits + Tensor::cat(&[Tensor::rand([TOKENS, 1], cpu) * 32.0, certain], 1);
     let sampled = logits.softmax(-1, Kind::Float).multinomial(1, false);
     for kind in [Kind::Float, Kind::BFloat16] {
         let logits = logits.to_kind(kind).to_kind(Kind::Float);
