@@ -1,4 +1,4 @@
-//! What PyTorch computes as log-probabilities is what the service stores in fewer bytes than floats have.
+//! Log-probabilities that libtorch computes are stored in fewer bytes than floats have.
 
 use forebay_domain::formats::logprobs;
 use tch::{Kind, Tensor};
