@@ -154,7 +154,10 @@ fn guess(sign: f64, values: &[f32; BLOCK], numbers: &mut [u32; BLOCK], is_sure: 
         let below = (value.to_bits() & 0x7FFF_FFFF).saturating_sub(1);
         let half_a_place = f32::from_bits(below & 0x7F80_0000) * (1.0 / 16_777_216.0);
         let differs = (f64::from(float) - 1.0 - excess).abs();
-        *is_sure = (differs < 0.999 * f64::from(half_a_place) * (1.0 + excess)) | (value.to_bits() == 0);
+        let is_nearest = differs < 0.999 * f64::from(half_a_place) * (1.0 + excess);
+        // Far from zero the series is no exponential.
+        let is_near = (-2.0..=0.0).contains(value);
+        *is_sure = (is_nearest & is_near) | (value.to_bits() == 0);
     }
 }
 
@@ -371,6 +374,27 @@ mod tests {
         // Tokens that are not trained have zeros.
         assert!(bytes_of(&[vec![0.0; 3_000], likely(1e-3)[1].clone()].concat()) < 9_800);
         assert_eq!(bytes_of(&[0.0; 4_000]), 1_005);
+    }
+
+    #[test]
+    fn no_float_has_the_number_of_another_one() {
+        // Floats of all exponents, and all near 227, where the series is 1 again.
+        let all = (0..=u32::MAX).step_by(4_099).map(f32::from_bits);
+        let near = [226.5_f32, -226.5].into_iter().flat_map(|end| (end.to_bits()..).take(150_000).map(f32::from_bits));
+        let values: Vec<f32> = all.chain(near).collect();
+        for table in [&OF_SUM, &OF_PROBABILITY] {
+            for (values, count) in blocks(&values) {
+                for (value, number) in values.iter().zip(table.numbers(&values)).take(count) {
+                    assert!(
+                        number == ESCAPE || table.value(number).to_bits() == value.to_bits(),
+                        "{value} is not {number}"
+                    );
+                }
+            }
+        }
+        for value in [227.5, 227.75, -227.0, -2.0, -1.0] {
+            bytes_of(&[value; 4]);
+        }
     }
 
     #[test]

@@ -94,7 +94,8 @@ impl Buffer {
             // wake-up.
             let passed_on = line.pass_on();
             let leased = {
-                let _turn = line.turn().await;
+                // Databases that replicas share run transactions at once.
+                let _turn = line.turn(self.replicas.is_some()).await;
                 if !is_still_permitted() {
                     return Err(Refusal::PermissionEnded.into());
                 }

@@ -53,11 +53,11 @@ pub(crate) struct Waker {
 #[derive(Debug)]
 struct WorkLine {
     line: Line,
-    /// Claims that run now: some, because they share a commit, and not all, because each looks at the head of the line.
+    /// Places for claims that run now.
     turns: tokio::sync::Semaphore,
 }
 
-/// Claims of a line that run at the same time.
+/// Claims of a line that run at the same time, where one writer runs them one after the other and commits them together.
 const CLAIMS_AT_ONCE: usize = 32;
 
 impl Default for WorkLine {
@@ -148,9 +148,11 @@ impl Drop for WorkWatch<'_> {
 }
 
 impl WorkWatch<'_> {
-    /// Waits until few other requests of the line claim work. Requests have their turns in the order in which they came.
-    pub(crate) async fn turn(&self) -> tokio::sync::SemaphorePermit<'_> {
-        self.line.turns.acquire().await.expect("nobody closes it")
+    /// Waits until few other requests of the line claim work, or none if this one must be alone: in a database that runs both
+    /// at once, it would pass over what the other one has only looked at. Requests have their turns in their order.
+    pub(crate) async fn turn(&self, alone: bool) -> tokio::sync::SemaphorePermit<'_> {
+        let places = if alone { CLAIMS_AT_ONCE } else { 1 };
+        self.line.turns.acquire_many(places as u32).await.expect("nobody closes it")
     }
 
     /// Wakes the next waiter when it is dropped, unless it was [kept](PassOn::keep).

@@ -514,14 +514,6 @@ async fn held_by(
     policies: &[&Policy],
     request: &RequestId,
 ) -> Result<Vec<Candidate>, StoreError> {
-    // Repetitions of a request that run at the same time would each find that it holds nothing. SQLite has one writer anyway.
-    const LOCK_WORK_REQUEST: Statement = Statement {
-        sqlite: "-- lock_work_request
-            SELECT 1 AS is_locked",
-        postgres: "-- lock_work_request
-            SELECT 1::BIGINT AS is_locked
-            FROM (SELECT pg_advisory_xact_lock(hashtextextended($1, 7308896101219))) AS locked",
-    };
     const LOCK_WORK_OF_REQUEST: Statement = Statement {
         sqlite: "-- lock_work_of_request
             SELECT w.work_pk, w.since_us, w.group_pk, g.group_id, w.rollout_pk, w.name, w.attempts, w.attempts_max,
@@ -539,8 +531,6 @@ async fn held_by(
             ORDER BY w.since_us, w.work_pk
             FOR UPDATE OF w",
     };
-    tx.fetch_one(LOCK_WORK_REQUEST, args![format!("{} {} {}", lease.policy.as_str(), lease.scorer, request.as_str())])
-        .await?;
     let mut held = Vec::new();
     for policy in policies {
         let values = args![policy.policy_pk, &*lease.scorer, request.as_str(), lease.now];
