@@ -192,7 +192,7 @@ impl Workload {
 /// A log-probability as `log_softmax` makes it: minus the logarithm of a sum of exponentials of which the largest is 1.
 ///
 /// The others are drawn so that log-probabilities are spread like those of recorded rollouts of a chat model: half of them
-/// are above -0.01, a fourth below -0.2, and a tenth below -0.7.
+/// are above -0.01, a fourth below -0.2, and a tenth below -0.6.
 fn logprob(random: &mut StdRng) -> f32 {
     let drawn: f64 = random.random();
     if drawn < CERTAIN_SHARE {

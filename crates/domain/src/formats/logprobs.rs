@@ -8,8 +8,8 @@
 //! the nearest float; half of them have an `n` below 65,536.
 //!
 //! A column is coded under the [`Law`] that fits it, or left as it is. Two bits for each value, the controls, say how many
-//! bytes its `n` has: 0 to 3. A value that is no such logarithm is an `n` that no other value has, and its own four bytes.
-//! A value has a number only if the logarithm is the value to the last bit, so that a wrong guess costs bytes and never a bit.
+//! bytes its `n` has: 0 to 3. A value whose bits are not those of the logarithm of any such float takes five bytes: its own
+//! four, and one that says so. So a column that fits no law costs bytes and never a bit.
 //!
 //! The logarithm is our own, because a library's may differ in the last place from machine to machine, and what one machine
 //! has packed another one unpacks. It adds, multiplies and divides only, which is the same everywhere.
@@ -27,8 +27,8 @@ const INTERVALS: usize = 128;
 /// Bits of the place in an interval.
 const PLACE_BITS: u32 = 16;
 
-/// What the third byte of an `n` is if it is none, but the two low bytes of the value. The two high bytes of all these values
-/// come behind all numbers.
+/// Its third byte marks a value without a number. The two low bytes beside it are those of the value; the two high bytes of
+/// all such values come behind all numbers.
 const ESCAPE: u32 = 0xFF << 16;
 
 const ONE: u32 = 1.0_f32.to_bits();
@@ -39,8 +39,8 @@ const LN_2: f64 = ln(2.0);
 const PROBED: usize = 128;
 
 /// How a value follows from the number `n` of floats between 1 and another float.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Law {
+#[derive(Clone, Copy, Debug)]
+enum Law {
     /// The value is minus the logarithm of the `n`th float above 1.
     OfSum = 1,
     /// The value is the logarithm of the `n`th float below 1.
@@ -213,12 +213,13 @@ fn is_worth_it(bytes: usize, values: usize) -> bool {
 /// tokens that are not trained.
 fn law_of(column: &[f32]) -> Option<Law> {
     let probed: Vec<f32> = column.iter().copied().filter(|value| *value != 0.0).take(PROBED).collect();
-    let unknown = |law: &Law| {
+    let with_unknown = |law: Law| {
         let numbers = blocks(&probed).map(|(values, _)| law.table().numbers(&values));
-        numbers.flatten().filter(|number| *number == ESCAPE).count()
+        (numbers.flatten().filter(|number| *number == ESCAPE).count(), law)
     };
-    let best = [Law::OfSum, Law::OfProbability].into_iter().min_by_key(unknown)?;
-    (2 * unknown(&best) <= probed.len()).then_some(best)
+    let of_each = [Law::OfSum, Law::OfProbability].map(with_unknown);
+    let (unknown, best) = of_each.into_iter().min_by_key(|(unknown, _)| *unknown)?;
+    (2 * unknown <= probed.len()).then_some(best)
 }
 
 /// Bytes that are written at once; those that a number has count.

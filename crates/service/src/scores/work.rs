@@ -94,7 +94,7 @@ impl Buffer {
             // wake-up.
             let passed_on = line.pass_on();
             let leased = {
-                // Databases that replicas share run transactions at once.
+                // A database that replicas share runs transactions at once; SQLite's writer runs one after the other.
                 let _turn = line.turn(self.replicas.is_some()).await;
                 if !is_still_permitted() {
                     return Err(Refusal::PermissionEnded.into());

@@ -53,7 +53,7 @@ pub(crate) struct Waker {
 #[derive(Debug)]
 struct WorkLine {
     line: Line,
-    /// Places for claims that run now.
+    /// A claim takes one permit while it runs, or all of them.
     turns: tokio::sync::Semaphore,
 }
 
@@ -148,8 +148,9 @@ impl Drop for WorkWatch<'_> {
 }
 
 impl WorkWatch<'_> {
-    /// Waits until few other requests of the line claim work, or none if this one must be alone: in a database that runs both
-    /// at once, it would pass over what the other one has only looked at. Requests have their turns in their order.
+    /// Waits until few other requests of the line claim work, or none if this one must be alone. A database that runs both
+    /// transactions at once would show the second neither what the first leases nor what it only looks at. Requests have their
+    /// turns in the order in which they came.
     pub(crate) async fn turn(&self, alone: bool) -> tokio::sync::SemaphorePermit<'_> {
         let places = if alone { CLAIMS_AT_ONCE } else { 1 };
         self.line.turns.acquire_many(places as u32).await.expect("nobody closes it")
