@@ -3,7 +3,8 @@
 
 Same model, same rows, same microbatches, same clipped objective, same optimizer;
 hidden states at trained positions alone go through the head, as in the trainer.
-Prints one JSON object. `make bench NAME=trainer` runs both in turn.
+On a GPU layers compute in bfloat16 under autocast, and parameters stay float32, as in the trainer.
+Prints one JSON object. `make bench NAME=trainer` and scripts/gpu run both in turn.
 """
 
 import argparse
@@ -11,25 +12,39 @@ import json
 import time
 
 import torch
-from transformers import AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
+
+# Configurations of models, which get random weights. The first is large enough for kernels to matter on a CPU; the
+# others have the sizes of Qwen3-0.6B and of Qwen2.5-1.5B.
+SHAPES = {
+    "small": {
+        "model_type": "qwen2", "vocab_size": 32_000, "hidden_size": 512, "intermediate_size": 1_536,
+        "num_hidden_layers": 6, "num_attention_heads": 8, "num_key_value_heads": 2,
+    },
+    "0.6b": {
+        "model_type": "qwen3", "vocab_size": 151_936, "hidden_size": 1_024, "intermediate_size": 3_072,
+        "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128,
+    },
+    "1.5b": {
+        "model_type": "qwen2", "vocab_size": 151_936, "hidden_size": 1_536, "intermediate_size": 8_960,
+        "num_hidden_layers": 28, "num_attention_heads": 12, "num_key_value_heads": 2,
+    },
+}
 
 
-def make(folder):
-    """A model with random weights that is large enough for kernels to matter."""
+def make(folder, shape, device):
     torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=32_000, hidden_size=512, intermediate_size=1_536, num_hidden_layers=6,
-        num_attention_heads=8, num_key_value_heads=2, max_position_embeddings=2_048,
-        tie_word_embeddings=True, torch_dtype="float32",
-    )
-    Qwen2ForCausalLM(config).save_pretrained(folder, max_shard_size="2GB")
+    config = AutoConfig.for_model(**SHAPES[shape], max_position_embeddings=32_768, tie_word_embeddings=True)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    model.save_pretrained(folder, max_shard_size="2GB")
 
 
-def rows(count, vocabulary):
+def rows(count, longer, vocabulary):
     """The rows of `bench.rs`: lengths and ids by the same arithmetic."""
     made = []
     for row in range(count):
-        prompt, response = 32 + row * 7 % 64, 64 + row * 37 % 192
+        prompt, response = (32 + row * 7 % 64) * longer, (64 + row * 37 % 192) * longer
         made.append({
             "tokens": [(row * 7_919 + t * 104_729) % vocabulary for t in range(prompt + response)],
             "prompt": prompt,
@@ -51,7 +66,7 @@ def plan(made, budget):
     return batches
 
 
-def microbatch(made, indices):
+def microbatch(made, indices, device):
     longest = max(len(made[i]["tokens"]) - 1 for i in indices)
     inputs = torch.zeros(len(indices), longest, dtype=torch.long)
     gather, targets, old, advantages = [], [], [], []
@@ -64,24 +79,26 @@ def microbatch(made, indices):
         targets += row["tokens"][row["prompt"]:]
         old += row["logprobs"]
         advantages += [row["advantage"]] * row["response"]
-    tensor = torch.tensor
-    return inputs, tensor(gather), tensor(targets), tensor(old), tensor(advantages)
+    return [inputs.to(device), *(torch.tensor(part, device=device) for part in (gather, targets, old, advantages))]
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", help="checkpoint folder")
-    parser.add_argument("--make", action="store_true", help="write the checkpoint first")
+    parser.add_argument("--make", choices=SHAPES, help="write a checkpoint of this size, and nothing else")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--compute", choices=["float32", "bfloat16"], default="float32", help="type of the layers")
     parser.add_argument("--rows", type=int, default=32)
+    parser.add_argument("--longer", type=int, default=1, help="makes the sequences so many times as long")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--microbatch-tokens", type=int, default=4_096)
     arguments = parser.parse_args()
     if arguments.make:
-        make(arguments.model)
+        make(arguments.model, arguments.make, arguments.device)
         return
     model = AutoModelForCausalLM.from_pretrained(
         arguments.model, dtype=torch.float32, attn_implementation="sdpa"
-    )
+    ).to(arguments.device)
     model.train()
     decay = [p for p in model.parameters() if p.dim() > 1]
     rest = [p for p in model.parameters() if p.dim() <= 1]
@@ -89,17 +106,21 @@ def main():
         [{"params": decay, "weight_decay": 0.01}, {"params": rest, "weight_decay": 0.0}],
         lr=1e-5, betas=(0.9, 0.95), fused=True,
     )
-    made = rows(arguments.rows, model.config.vocab_size)
+    made = rows(arguments.rows, arguments.longer, model.config.vocab_size)
     trained = sum(row["response"] for row in made)
     tokens = sum(len(row["tokens"]) for row in made)
-    batches = [microbatch(made, indices) for indices in plan(made, arguments.microbatch_tokens)]
+    batches = [microbatch(made, indices, arguments.device) for indices in plan(made, arguments.microbatch_tokens)]
+    autocast = torch.autocast(
+        torch.device(arguments.device).type, torch.bfloat16, enabled=arguments.compute == "bfloat16"
+    )
     losses, seconds = [], []
     for _ in range(arguments.steps + 1):
         started = time.perf_counter()
         loss_sum = 0.0
         for inputs, gather, targets, old, advantages in batches:
-            hidden = model.model(input_ids=inputs, use_cache=False).last_hidden_state
-            logits = model.lm_head(hidden.flatten(0, 1)[gather]).float()
+            with autocast:
+                hidden = model.model(input_ids=inputs, use_cache=False).last_hidden_state
+                logits = model.lm_head(hidden.flatten(0, 1)[gather]).float()
             logp = torch.log_softmax(logits, -1).gather(1, targets[:, None]).squeeze(1)
             ratio = (logp - old).exp()
             clipped = ratio.clamp(0.8, 1.2)
@@ -109,6 +130,8 @@ def main():
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=False)
+        if inputs.is_cuda:
+            torch.cuda.synchronize()
         losses.append(loss_sum)
         seconds.append(time.perf_counter() - started)
     # The first step warms up.
@@ -118,6 +141,7 @@ def main():
         "tokens": tokens, "loss_first": losses[0], "loss_last": losses[-1],
         "seconds_median": seconds[len(seconds) // 2],
         "tokens_per_s": tokens / seconds[len(seconds) // 2],
+        "peak_bytes": torch.cuda.max_memory_allocated() if inputs.is_cuda else None,
     }))
 
 

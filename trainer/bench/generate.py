@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, GenerationConfig
 
 
 def generate(model, prompts, new_tokens):
-    inputs = torch.tensor(prompts)
+    inputs = torch.tensor(prompts, device=model.device)
     # No end token, so that every answer has all its tokens. top_k = 0 samples from the whole vocabulary.
     config = GenerationConfig(
         max_new_tokens=new_tokens, do_sample=True, temperature=1.0, top_k=0, top_p=1.0, use_cache=True,
@@ -33,16 +33,19 @@ def generate(model, prompts, new_tokens):
 
 
 def score(model, prompt, response):
-    logits = model(input_ids=torch.tensor([prompt + response])).logits[0, len(prompt) - 1:-1]
-    logprobs = torch.log_softmax(logits.float(), -1)
-    return {"logprobs": logprobs.gather(1, torch.tensor(response)[:, None]).squeeze(1).tolist()}
+    ids = torch.tensor([prompt + response], device=model.device)
+    logprobs = torch.log_softmax(model(input_ids=ids).logits[0, len(prompt) - 1:-1].float(), -1)
+    return {"logprobs": logprobs.gather(1, ids[0, len(prompt):, None]).squeeze(1).tolist()}
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", help="checkpoint folder")
+    parser.add_argument("--device", default="cpu", help="a GPU computes in bfloat16")
     arguments = parser.parse_args()
-    model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=torch.float32, attn_implementation="sdpa")
+    dtype = torch.float32 if arguments.device == "cpu" else torch.bfloat16
+    model = AutoModelForCausalLM.from_pretrained(arguments.model, dtype=dtype, attn_implementation="sdpa")
+    model.to(arguments.device)
     # The checkpoint's own settings would fill in what a request leaves out.
     model.generation_config = GenerationConfig(eos_token_id=None, pad_token_id=0)
     model.eval()

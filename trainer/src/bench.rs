@@ -22,6 +22,9 @@ pub struct BenchArgs {
     /// Number of sequences in a batch, of 96 to 350 tokens each.
     #[arg(long, default_value_t = 32, value_name = "N")]
     pub rows: usize,
+    /// Makes the sequences N times as long, for devices that would wait for work otherwise.
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    pub longer: u16,
     /// Number of measured steps, after one warm-up step.
     #[arg(long, default_value_t = 5, value_name = "N")]
     pub steps: usize,
@@ -78,7 +81,7 @@ pub fn bench(args: &BenchArgs) -> Result<Measured, LearnerError> {
     config.schedule.peak = 1e-5;
     let mut learner = Learner::open(&config, None)?;
     let expected = learner.expected();
-    let samples = samples(args.rows, expected.vocabulary);
+    let samples = samples(args.rows, args.longer.into(), expected.vocabulary);
     let rows = Rows::read(&samples, &expected, 0).expect("the rows are made within every bound");
     let (mut losses, mut seconds) = (Vec::new(), Vec::new());
     for _ in 0..=args.steps {
@@ -110,12 +113,12 @@ pub fn bench(args: &BenchArgs) -> Result<Measured, LearnerError> {
 }
 
 /// Lengths, ids and numbers, computed by the same formulas as in `eager.py`.
-fn samples(count: usize, vocabulary: usize) -> Vec<Sample> {
-    let response_of = |row: usize| 64 + row * 37 % 192;
+fn samples(count: usize, longer: usize, vocabulary: usize) -> Vec<Sample> {
+    let response_of = |row: usize| (64 + row * 37 % 192) * longer;
     let trained: usize = (0..count).map(response_of).sum();
     (0..count)
         .map(|row| {
-            let (prompt, response) = (32 + row * 7 % 64, response_of(row));
+            let (prompt, response) = ((32 + row * 7 % 64) * longer, response_of(row));
             let id = |t: usize| ((row * 7_919 + t * 104_729) % vocabulary) as i32;
             Sample {
                 rollout_id: row.to_string(),
