@@ -17,6 +17,7 @@ pub mod routes;
 
 use std::{
     net::SocketAddr,
+    ops::Deref,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
@@ -57,7 +58,15 @@ use crate::{
 /// The state that every handler can use.
 #[derive(Clone)]
 pub struct Api {
+    /// Acts for the caller.
     buffer: Buffer,
+    /// One count to change for each layer that a request goes through.
+    parts: Arc<Parts>,
+}
+
+/// What all requests to a listener share.
+#[derive(Clone)]
+pub struct Parts {
     metrics: Arc<Metrics>,
     limits: BodyLimits,
     budgets: Budgets,
@@ -75,7 +84,15 @@ pub struct Api {
     /// What shows token ids as text.
     tokenizers: Tokenizers,
     /// The engines and the addresses of sessions; none if sessions cannot be opened.
-    sessions: Option<Arc<(Arc<dyn Engines>, AgentUrls)>>,
+    sessions: Option<(Arc<dyn Engines>, AgentUrls)>,
+}
+
+impl Deref for Api {
+    type Target = Parts;
+
+    fn deref(&self) -> &Parts {
+        &self.parts
+    }
 }
 
 impl Api {
@@ -83,8 +100,7 @@ impl Api {
     #[must_use]
     pub fn new(buffer: Buffer, metrics: Arc<Metrics>, limits: BodyLimits, access: Access, listen: SocketAddr) -> Self {
         let budgets = Budgets::new(limits.budgets, &metrics);
-        Self {
-            buffer,
+        let parts = Parts {
             metrics,
             limits,
             budgets,
@@ -98,19 +114,24 @@ impl Api {
             route_prefix: "",
             tokenizers: Tokenizers::default(),
             sessions: None,
-        }
+        };
+        Self { buffer, parts: Arc::new(parts) }
     }
 
     /// The same API, with sessions if there is a listener for agents.
     #[must_use]
     pub fn with_sessions(self, sessions: Option<(Arc<dyn Engines>, AgentUrls)>) -> Self {
-        Self { sessions: sessions.map(Arc::new), ..self }
+        self.with(|parts| Parts { sessions, ..parts })
     }
 
     /// The same API, with the tokenizers of policies.
     #[must_use]
     pub fn with_tokenizers(self, tokenizers: Tokenizers) -> Self {
-        Self { tokenizers, ..self }
+        self.with(|parts| Parts { tokenizers, ..parts })
+    }
+
+    fn with(self, change: impl FnOnce(Parts) -> Parts) -> Self {
+        Self { buffer: self.buffer, parts: Arc::new(change(Arc::unwrap_or_clone(self.parts))) }
     }
 
     /// The state of a listener that speaks another protocol. It shares everything with the API, but has routes of its own
@@ -118,7 +139,7 @@ impl Api {
     #[must_use]
     pub fn of_facade(&self, prefix: &'static str, listen: SocketAddr, needs: RouteNeeds) -> Self {
         let guard = self.guard.of_listener(listen, needs);
-        Self { guard, errors: ErrorBody::Detail, route_prefix: prefix, ..self.clone() }
+        self.clone().with(|parts| Parts { guard, errors: ErrorBody::Detail, route_prefix: prefix, ..parts })
     }
 
     /// Puts the layers around routes that every listener of the API has.
@@ -150,7 +171,7 @@ impl Api {
 
     /// The same API, whose changes the journal attributes to a caller.
     fn acting_for(&self, grant: &Grant) -> Self {
-        Self { buffer: self.buffer.acting_for(guard::caller_id(grant)), ..self.clone() }
+        Self { buffer: self.buffer.acting_for(guard::caller_id(grant)), parts: Arc::clone(&self.parts) }
     }
 
     /// Runs a change of the store to its end, even if the client disconnects and the handler is dropped. Waiting

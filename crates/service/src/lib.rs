@@ -46,7 +46,7 @@ pub mod error;
 pub mod facades;
 pub mod keyring;
 
-use std::{sync::Arc, time::Duration};
+use std::{ops::Deref, sync::Arc, time::Duration};
 
 use forebay_domain::{
     admission::Gates,
@@ -99,6 +99,15 @@ pub struct BufferOptions {
 /// The rollout buffer: everything that the service can do, independent of the transport.
 #[derive(Clone)]
 pub struct Buffer {
+    /// One count to change for each request, which has several handles.
+    parts: Arc<Parts>,
+    /// Who does what is done with this handle, for the journal.
+    acting: Option<CallerId>,
+}
+
+/// What all handles of a buffer share.
+#[derive(Clone)]
+pub struct Parts {
     store: Arc<Store>,
     clock: Arc<dyn Clock>,
     metrics: Arc<Metrics>,
@@ -111,8 +120,6 @@ pub struct Buffer {
     work_waiters: Arc<WaiterSlots>,
     waiting_consumers: Arc<WaitingConsumers>,
     noticed: Arc<Noticed>,
-    /// Who does what is done with this handle, for the journal.
-    acting: Option<CallerId>,
     gates: Arc<Gates>,
     last_seen_rules: Arc<LastSeenRules>,
     in_flight: Arc<InFlight>,
@@ -122,6 +129,14 @@ pub struct Buffer {
     teachers: Arc<dyn Teachers>,
     conversations: Arc<dyn Conversations>,
     insights: Arc<insight::Insights>,
+}
+
+impl Deref for Buffer {
+    type Target = Parts;
+
+    fn deref(&self) -> &Parts {
+        &self.parts
+    }
 }
 
 impl Buffer {
@@ -139,13 +154,12 @@ impl Buffer {
     ) -> Result<Self, StoreError> {
         let waiters =
             |awaited| Arc::new(WaiterSlots::new(awaited, options.waiters_max, options.waiters_per_caller_max));
-        let buffer = Self {
+        let parts = Parts {
             batch_waiters: waiters("a batch"),
             version_waiters: waiters("a version"),
             work_waiters: waiters("work"),
             waiting_consumers: Arc::default(),
             noticed: Arc::default(),
-            acting: None,
             wakers: Arc::new(Wakers::new(options.waiter_poll_interval)),
             replicas: store.peers().map(|peers| Arc::new(Replicas::new(peers))),
             health: store.health(),
@@ -162,6 +176,7 @@ impl Buffer {
             conversations: Arc::new(NoConversations),
             insights: Arc::default(),
         };
+        let buffer = Self { parts: Arc::new(parts), acting: None };
         service_time::start_clock(&buffer).await?;
         for (name, rules) in policies {
             buffer.seed(name, rules).await?;
@@ -175,14 +190,16 @@ impl Buffer {
     /// of their calls.
     #[must_use]
     pub fn with_engines(self, engines: Arc<impl Teachers + Conversations>) -> Self {
-        Self { teachers: Arc::clone(&engines) as _, conversations: engines, ..self }
+        let parts = Arc::unwrap_or_clone(self.parts);
+        Self { parts: Arc::new(Parts { teachers: Arc::clone(&engines) as _, conversations: engines, ..parts }), ..self }
     }
 
     /// The same buffer with another bound of the metadata of a rollout, for protocols that store columns there.
     #[must_use]
     pub fn with_metadata_max(&self, bytes: usize) -> Self {
         let limits = TrajectoryLimits { metadata_bytes_max: bytes, ..self.options.limits };
-        Self { options: Arc::new(BufferOptions { limits, ..BufferOptions::clone(&self.options) }), ..self.clone() }
+        let options = Arc::new(BufferOptions { limits, ..BufferOptions::clone(&self.options) });
+        Self { parts: Arc::new(Parts { options, ..Parts::clone(self) }), acting: self.acting.clone() }
     }
 
     /// Whether there is a teacher with this name.
@@ -224,7 +241,7 @@ impl Buffer {
     /// The same buffer for a caller, whom the journal names.
     #[must_use]
     pub fn acting_for(&self, caller: Option<CallerId>) -> Self {
-        Self { acting: caller, ..self.clone() }
+        Self { acting: caller, parts: Arc::clone(&self.parts) }
     }
 
     /// Bounds of one trajectory.

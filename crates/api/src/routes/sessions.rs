@@ -71,7 +71,7 @@ pub(crate) async fn open(
     let names_models = !request.models.is_empty();
     let open = OpenSession::parse(&api.buffer, request)?;
     open.policies().try_for_each(|policy| grant.check(policy))?;
-    let Some((upstreams, urls)) = api.sessions.as_deref() else {
+    let Some((upstreams, urls)) = &api.sessions else {
         return Err(Failure::new(StatusCode::SERVICE_UNAVAILABLE, "no-upstream", "No inference engine is configured")
             .detail("sessions need `listen` in the table [sessions] of the configuration, and an [[upstream]]"));
     };
