@@ -244,6 +244,16 @@ def test_a_process_that_ends_is_started_again_until_it_ended_too_often(
     assert said == [f"weak ended with status 3, and is started again in 0 s ({process.log})", "weak wrote: began"] * 5
 
 
+def test_a_program_that_has_worked_may_end_however_often(supervisor: Supervisor, tmp_path: Path) -> None:
+    process = supervisor.start(python(tmp_path, "agent", "raise SystemExit(1)", kind="agent", works_after_s=0.0))
+    supervisor.wait(lambda: process.restarts > processes.RESTARTS_MAX + 1, "another start", 60)
+
+    broken = supervisor.start(python(tmp_path, "broken", "import missing_package", kind="agent", works_after_s=60.0))
+    with pytest.raises(RunFailed, match="broken ended 6 times(.|\n)*No module named 'missing_package'"):
+        supervisor.wait(lambda: False, "never", 60)
+    assert broken.restarts == processes.RESTARTS_MAX + 1
+
+
 def test_the_last_line_of_a_process_is_not_that_of_an_earlier_start(
     supervisor: Supervisor, said: list[str], tmp_path: Path
 ) -> None:

@@ -32,6 +32,9 @@ STOP_S = 20.0
 
 POLL_S = 0.1
 
+WORKS_AFTER_S = 30.0
+"""A program of agents that ran for so long has found its packages, the service and its engines."""
+
 LOG_LINE_CHARS = 300
 """How much of the last line of a process's log is shown when it ends."""
 
@@ -61,11 +64,14 @@ class Process:
     ends: bool = False
     """Whether it is done when it ends with status 0. Others are started again."""
     restarts_max: int | None = RESTARTS_MAX
+    works_after_s: float | None = None
+    """It may end however often once it has run for so long."""
     restarts: int = 0
     kills: int = 0
     """How often `kill` ended it."""
     is_done: bool = False
     child: subprocess.Popen[bytes] | None = None
+    began_at: float = 0.0
     begins_again_at: float | None = None
     was_killed: bool = False
     log_began: int = 0
@@ -176,6 +182,7 @@ class Supervisor:
 
     def _spawn(self, process: Process) -> None:
         process.begins_again_at = None
+        process.began_at = time.monotonic()
         process.log.parent.mkdir(parents=True, exist_ok=True)
         with process.log.open("ab") as log:
             process.log_began = log.tell()
@@ -206,6 +213,8 @@ class Supervisor:
             process.is_done = True
             return
         process.restarts += 1
+        if process.works_after_s is not None and now - process.began_at >= process.works_after_s:
+            process.restarts_max = None
         if process.restarts_max is not None and process.restarts > process.restarts_max:
             raise RunFailed(
                 f"{process.name} ended {process.restarts} times, the last time with status {status}:\n" + process.tail()

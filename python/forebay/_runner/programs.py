@@ -15,7 +15,7 @@ from .._options import SUITE_VARIABLE
 from ..errors import ConfigurationError
 from ..server import find_binary
 from .output import Output
-from .processes import Process
+from .processes import WORKS_AFTER_S, Process
 from .program import TASKS_VARIABLE
 from .settings import Engine, Policy, Settings, Tiny, Warm
 from .tables import dump, merged, nested
@@ -211,8 +211,8 @@ def agent(
         command=[sys.executable, str(settings.program)],
         log=output.log(f"agent-{number}"),
         environment=environment,
-        # All that a program does may be done again, so it is started again however often it ends.
-        restarts_max=None,
+        # All that a program does may be done again, so one that works is started again however often it ends.
+        works_after_s=WORKS_AFTER_S,
     )
 
 
