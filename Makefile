@@ -3,7 +3,7 @@
 CARGO ?= cargo
 PYTHON_ENV = python=$$(./scripts/python-env
 RELEASE = $${CARGO_TARGET_DIR:-target}/release
-# Half of the time, a test of the service waits for the disk, another process or a browser.
+# Tests of the service wait for the disk, another process or a browser during half of their time.
 TWO_TESTS_PER_CORE = RUST_TEST_THREADS=$${RUST_TEST_THREADS:-$$((2 * $$(getconf _NPROCESSORS_ONLN)))}
 # Only values on the command line count, because shells have variables with these names, such as NAME in WSL.
 $(foreach variable,NAME ONLY TESTS SEED,$(if $(filter environment,$(origin $(variable))),$(eval $(variable) :=)))

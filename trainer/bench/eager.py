@@ -141,7 +141,6 @@ def main():
         "tokens": tokens, "loss_first": losses[0], "loss_last": losses[-1],
         "seconds_median": seconds[len(seconds) // 2],
         "tokens_per_s": tokens / seconds[len(seconds) // 2],
-        "peak_bytes": torch.cuda.max_memory_allocated() if inputs.is_cuda else None,
     }))
 
 

@@ -60,7 +60,7 @@ use crate::{
 pub struct Api {
     /// Acts for the caller.
     buffer: Buffer,
-    /// One count to change for each layer that a request goes through.
+    /// Behind one pointer, because every layer that a request goes through clones the state.
     parts: Arc<Parts>,
 }
 

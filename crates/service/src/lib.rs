@@ -99,7 +99,7 @@ pub struct BufferOptions {
 /// The rollout buffer: everything that the service can do, independent of the transport.
 #[derive(Clone)]
 pub struct Buffer {
-    /// One count to change for each request, which has several handles.
+    /// Behind one pointer, because every request clones several handles.
     parts: Arc<Parts>,
     /// Who does what is done with this handle, for the journal.
     acting: Option<CallerId>,
