@@ -447,7 +447,7 @@ impl Default for ScoreRules {
     }
 }
 
-/// Which answers are not trained, of those that no call continues.
+/// Which answers are not trained, of those that no trained call continues.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(rename_all = "lowercase")]
@@ -456,8 +456,8 @@ pub enum Retries {
     /// that it repeated the call.
     #[default]
     Transport,
-    /// Also those of calls with the same agent and the same prompt as another one: if a call continues one of them, all
-    /// others, and otherwise all but the last one that was delivered.
+    /// Also those of calls with the same agent and the same prompt as one that was used later: whose answer was delivered
+    /// later, or which a later call continues.
     #[serde(alias = "drop")]
     Last,
     /// Only those that were not delivered.

@@ -38,21 +38,25 @@ pub(super) fn drop(set: &CallSet<'_>, retries: Retries) -> Vec<Option<DropReason
     }
     let mut groups: Vec<Vec<usize>> = siblings.into_values().collect();
     groups.sort_unstable_by_key(|group| Reverse(set.prompt_len(group[0])));
+    let used = last_uses(set);
     for group in groups {
+        let last = group.iter().copied().max_by_key(|&call| used[call]);
         let (continued, ends): (Vec<usize>, Vec<usize>) = group.into_iter().partition(|&call| continuations[call] > 0);
-        let delivered = |call: &&usize| set.calls[**call].delivered;
-        let last = ends.iter().filter(delivered).max_by_key(|&&call| set.calls[call].ended).copied();
         let repeated = repeated(set, &continued, &ends);
         for &call in &ends {
+            let is_received = match retries {
+                Retries::Transport | Retries::Keep => set.calls[call].delivered,
+                Retries::Last => used[call].is_some(),
+            };
             let is_replaced = match retries {
                 Retries::Transport => repeated.contains(&call),
-                Retries::Last => !continued.is_empty() || last != Some(call),
+                Retries::Last => last != Some(call),
                 Retries::Keep => false,
             };
-            dropped[call] = if set.calls[call].delivered {
-                is_replaced.then_some(DropReason::Retry)
-            } else {
-                Some(DropReason::Undelivered)
+            dropped[call] = match (is_received, is_replaced) {
+                (false, _) => Some(DropReason::Undelivered),
+                (true, true) => Some(DropReason::Retry),
+                (true, false) => None,
             };
             if let (Some(_), Some(link)) = (dropped[call], set.links[call]) {
                 continuations[link.call] -= 1;
@@ -60,6 +64,22 @@ pub(super) fn drop(set: &CallSet<'_>, retries: Retries) -> Vec<Option<DropReason
         }
     }
     dropped
+}
+
+/// When each call was last seen to be used, by the ends of calls: its own end if its answer was delivered, and the ends of
+/// the calls that continue it, whatever became of their answers. None if nothing shows that its agent received it.
+fn last_uses(set: &CallSet<'_>) -> Vec<Option<u64>> {
+    let of_delivery = |call: &Call<'_>| call.delivered.then_some(call.ended);
+    let mut used: Vec<Option<u64>> = set.calls.iter().map(of_delivery).collect();
+    let mut longest_first: Vec<usize> = (0..set.calls.len()).collect();
+    longest_first.sort_unstable_by_key(|&call| Reverse(set.prompt_len(call)));
+    for call in longest_first {
+        if let Some(link) = set.links[call] {
+            let of_call = used[call].max(Some(set.calls[call].ended));
+            used[link.call] = used[link.call].max(of_call);
+        }
+    }
+    used
 }
 
 /// The calls that a client repeated, of those with the same agent and the same prompt. Each repeat is of one call with a

@@ -286,13 +286,20 @@ fn of_equal_calls_the_one_that_was_used_is_kept_if_the_rules_say_so() {
     // Other agents may use the same prompt.
     recorded[1].agent = Some("other");
     assert_eq!(assembled(&recorded, Retries::Last).0.dropped, [(2, DropReason::Retry), (3, DropReason::Retry)]);
-    // If what continued the first one was not delivered, the last sample is the one that was used.
+    // What continued the first one was not delivered, but the agent must have had the first one to continue it.
     recorded[1].agent = None;
     recorded.truncate(4);
     recorded[3].undelivered = true;
-    let dropped = [(0, DropReason::Retry), (1, DropReason::Retry), (3, DropReason::Undelivered)];
+    let dropped = [(1, DropReason::Retry), (2, DropReason::Retry), (3, DropReason::Undelivered)];
     assert_eq!(assembled(&recorded, Retries::Last).0.dropped, dropped);
     assert_eq!(assembled(&recorded, Retries::Keep).0.dropped, [(3, DropReason::Undelivered)]);
+    // That holds even if nobody saw the first one being delivered.
+    recorded[0].undelivered = true;
+    assert_eq!(assembled(&recorded, Retries::Last).0.dropped, dropped);
+    // A sample after it is used later.
+    recorded.push(Recorded { ended: 4, ..recorded[1].clone() });
+    let dropped = [(0, DropReason::Retry), (1, DropReason::Retry), (2, DropReason::Retry), (3, DropReason::Undelivered)];
+    assert_eq!(assembled(&recorded, Retries::Last).0.dropped, dropped);
 }
 
 #[test]

@@ -21,7 +21,9 @@ pub(super) struct Expected {
 }
 
 pub(super) fn expected(calls: &[Recorded], retries: Retries) -> Expected {
-    let parents: Vec<Option<Parent>> = (0..calls.len()).map(|call| parent(calls, call)).collect();
+    let has_ids = |call: &usize| !calls[*call].ids.is_empty();
+    let parents: Vec<Option<Parent>> =
+        (0..calls.len()).map(|call| Some(call).filter(has_ids).and_then(|call| parent(calls, call))).collect();
     let dropped = dropped(calls, &parents, retries);
     let kept: Vec<usize> = (0..calls.len()).filter(|call| !dropped.contains_key(call)).collect();
     let is_end = |call: &&usize| !kept.iter().any(|&other| continues(&parents, other, **call));
@@ -70,7 +72,7 @@ fn parent(calls: &[Recorded], of: usize) -> Option<Parent> {
     let mut found = Vec::new();
     for (call, other) in calls.iter().enumerate() {
         let full = other.full();
-        if call == of || calls[of].ids.is_empty() || other.ids.is_empty() {
+        if call == of || other.ids.is_empty() {
             continue;
         }
         if prompt.starts_with(&full) {
@@ -105,16 +107,17 @@ fn dropped(calls: &[Recorded], parents: &[Option<Parent>], retries: Retries) -> 
         let is_extended = |&call: &usize| {
             (0..calls.len()).any(|other| continues(parents, other, call) && !dropped.contains_key(&other))
         };
-        let (extended, unextended): (Vec<usize>, Vec<usize>) = group.iter().copied().partition(is_extended);
-        for &call in &unextended {
-            let later = unextended.iter().any(|&o| !calls[o].undelivered && calls[o].ended > calls[call].ended);
-            if calls[call].undelivered {
+        let unextended: Vec<usize> = group.iter().copied().filter(|call| !is_extended(call)).collect();
+        for call in unextended.iter().copied() {
+            let used = last_use(calls, parents, call);
+            let is_lost = if retries == Retries::Last { used.is_none() } else { calls[call].undelivered };
+            if is_lost {
                 dropped.insert(call, DropReason::Undelivered);
                 continue;
             }
             let is_replaced = match retries {
                 Retries::Transport => repeated(calls, &group, &unextended).contains(&call),
-                Retries::Last => later || !extended.is_empty(),
+                Retries::Last => group.iter().any(|&other| last_use(calls, parents, other) > used),
                 Retries::Keep => false,
             };
             if is_replaced {
@@ -127,6 +130,15 @@ fn dropped(calls: &[Recorded], parents: &[Option<Parent>], retries: Retries) -> 
     }
     assert!(judged.iter().all(|&judged| judged), "every call is judged");
     dropped
+}
+
+/// The latest end that shows that an agent received an answer: that of its call if it was delivered, and those of all calls
+/// behind it, also those that sampled nothing.
+fn last_use(calls: &[Recorded], parents: &[Option<Parent>], call: usize) -> Option<u64> {
+    let is_behind =
+        |&other: &usize| parent(calls, other).is_some_and(|parent| path(parents, parent.call).contains(&call));
+    let behind = (0..calls.len()).filter(is_behind).map(|other| calls[other].ended).max();
+    behind.max((!calls[call].undelivered).then_some(calls[call].ended))
 }
 
 /// What each repeat is a repeat of, in the order of the repeats.
