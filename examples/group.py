@@ -4,7 +4,9 @@
 Each rollout has a copy of the repository and a session, which records the calls of the agent. The agent is any
 command that reads OPENAI_BASE_URL and OPENAI_API_KEY, or ANTHROPIC_BASE_URL and ANTHROPIC_API_KEY, from its
 environment. If it ends with status 0, or runs out of time, a test decides: the reward is 1 if the test passes and 0 if
-it does not. If the agent fails, the rollout has no reward, and another one takes its place.
+it does not. If the agent fails, the rollout has no reward, and another one takes its place. With --resume, the agent is
+started again in a fresh copy instead, and the calls that it makes again are answered with what was recorded; and a group
+that was interrupted goes on if this program is started again with the same --group-id.
 
     group.py my-repository --task "In {folder}, the test fails. Repair it." --test "python3 test_calc.py" \\
         --protect test_calc.py -- python3 openhands_agent.py "{task}"
@@ -34,6 +36,12 @@ import urllib.request
 ATTEMPTS = 3
 
 
+class Refused(RuntimeError):
+    def __init__(self, why, kind):
+        super().__init__(why)
+        self.kind = kind
+
+
 class Forebay:
     """The calls of a producer."""
 
@@ -51,9 +59,11 @@ class Forebay:
                 with urllib.request.urlopen(request, timeout=90) as response:
                     return json.load(response)
             except urllib.error.HTTPError as error:
-                why = f"{path}: {error.code} {error.read().decode(errors='replace')}"
+                problem = error.read().decode(errors="replace")
+                why = f"{path}: {error.code} {problem}"
                 if error.code not in (408, 429, 502, 503, 504):
-                    raise RuntimeError(why) from error
+                    kind = json.loads(problem)["type"] if problem.startswith("{") else None
+                    raise Refused(why, kind) from error
                 pause = float(error.headers.get("retry-after", 1))
             except OSError as error:
                 why, pause = f"{path}: {error}", 1
@@ -114,34 +124,59 @@ class Group:
         """Plays one place of the group, and returns its reward, or None if its agent failed each time."""
         for attempt in range(ATTEMPTS):
             name = f"{self.options.group_id}-{place}" + (f"-retry{attempt}" if attempt else "")
-            opened = self.forebay.call("/sessions", {
-                "policy": self.options.policy, "rollout_id": name, "group_id": self.options.group_id,
-                "group_size": self.size, "environment": self.repository.name,
-            })
+            try:
+                opened = self.open(name)
+            except Refused as refused:
+                # It ended when this program ran before.
+                if self.options.resume and refused.kind in ("rollout-conflict", "session-ended"):
+                    story = self.forebay.call(f"/trajectories?policy={self.options.policy}&rollout_id={name}")
+                    if story["reward"] is None:
+                        continue
+                    return story["reward"]
+                raise
             session = f"/sessions/{opened['session_id']}"
             finished = None
             try:
                 reward, ended = self.play(name, opened)
+                while reward is None and self.can_resume(opened):
+                    opened = self.forebay.call(f"{session}/resume", {"attempt": opened["attempt"]})
+                    reward, ended = self.play(name, opened)
                 if reward is not None:
-                    finished = self.forebay.call(f"{session}/finish", {"reward": reward, "status": ended})
+                    end = {"reward": reward, "status": ended, "attempt": opened["attempt"]}
+                    finished = self.forebay.call(f"{session}/finish", end)
             finally:
                 # A failure of the infrastructure has no reward, so that nothing is learned from it.
-                if finished is None:
-                    self.forebay.call(f"{session}/abort", {"reason": "agent-failed"})
+                if finished is None and not (self.options.resume and self.commands.stopped):
+                    self.forebay.call(f"{session}/abort", {"reason": "agent-failed", "attempt": opened["attempt"]})
             if finished is not None:
                 made = finished["assembly"]
                 print(
-                    f"{name}: reward {reward:.0f}, {ended}, {made['calls']} calls, {made['segments']} segments, "
-                    f"{made['trained_tokens']} trained tokens", flush=True,
+                    f"{name}: reward {reward:.0f}, {ended}, attempt {opened['attempt']}, {made['calls']} calls, "
+                    f"{made['segments']} segments, {made['trained_tokens']} trained tokens", flush=True,
                 )
                 return reward
             if self.commands.stopped:
                 return None
         return None
 
+    def open(self, name):
+        """Opens the session of a rollout, or begins another attempt if it is open."""
+        opened = self.forebay.call("/sessions", {
+            "policy": self.options.policy, "rollout_id": name, "group_id": self.options.group_id,
+            "group_size": self.size, "environment": self.repository.name,
+        })
+        if self.options.resume and opened["duplicate"]:
+            opened = self.forebay.call(f"/sessions/{opened['session_id']}/resume", {"attempt": opened["attempt"]})
+        return opened
+
+    def can_resume(self, opened):
+        return self.options.resume and not self.commands.stopped and opened["attempt"] < opened["max_attempts"]
+
     def play(self, name, opened):
         """Runs the agent in a copy of the repository, and then the test. Returns the reward, and how the agent ended."""
         folder = (self.options.work / name).resolve()
+        # The agent does again what it did, and finds what it found.
+        shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(self.repository, folder, symlinks=True)
         # The agent gets a base URL and a key for its calls. It must not find the key that can finish sessions.
         environment = {name: value for name, value in os.environ.items() if name != "FOREBAY_KEY"}
@@ -152,7 +187,7 @@ class Group:
         }
         task = self.options.task.replace("{folder}", str(folder))
         command = [argument.replace("{task}", task) for argument in self.options.agent]
-        with open(f"{folder}.log", "wb") as log:
+        with open(f"{folder}.log", "wb" if opened["attempt"] == 1 else "ab") as log:
             status = self.commands.run(command, folder, agent, log, 60 * self.options.minutes)
             if status not in (0, None):
                 print(f"{name}: the agent failed with status {status}, see {folder}.log", file=sys.stderr, flush=True)
@@ -192,6 +227,10 @@ def arguments():
     )
     parser.add_argument("--policy", default="default", help="policy of the rollouts; its rules have the group's size")
     parser.add_argument("--group-id", help="default: the repository's name and the time")
+    parser.add_argument(
+        "--resume", action="store_true",
+        help="start an agent that fails again in the same session, and go on with sessions that are there",
+    )
     parser.add_argument("--work", type=pathlib.Path, default="rollouts", help="folder of copies and logs (default: rollouts)")
     parser.add_argument("--parallel", type=int, default=4, metavar="N", help="rollouts at the same time (default: 4)")
     parser.add_argument("--minutes", type=float, default=30, help="time of the agent (default: 30)")

@@ -358,6 +358,7 @@ fn assembled(calls: &[Recorded], retries: wire::Retries, backwards: bool) -> (As
             stopped_on_token: call.flags & 1 > 0,
             agent: [None, Some("a"), Some("b"), None][usize::from(call.flags / 2 % 4)],
             delivered: call.flags & 8 == 0,
+            abandoned: call.flags & 64 > 0,
             retry_count: u32::from(call.flags >> 4 & 1),
             reward: (call.flags & 32 > 0).then_some(number as f64),
             state_key: None,

@@ -9,7 +9,7 @@ from ._options import session_request
 from ._wire import SessionEnded
 from .bundle import AsyncBundle, Bundle
 from .rollout import AsyncRollout, Rollout
-from .sessions import AsyncSession, Session, finish_together
+from .sessions import AsyncSession, Session, finish_together, opened_session
 from .state import State
 
 if TYPE_CHECKING:
@@ -46,10 +46,11 @@ class AgentMethods:
 
         Arguments are `models` (what the agent's model names stand for), `rollout_id`, `group_id`, `group_size`,
         `data_pass`, `eval` and `task` (as in `rollout`), `environment`, `execution_id`, `sampling`, `ttl_s`, `idle_s`,
-        `max_calls` and `metadata`: `types.SessionOptions` says what they are.
+        `max_calls`, `resume` (whether to go on with the session of this rollout if it is there) and `metadata`:
+        `types.SessionOptions` says what they are.
         """
-        client = cast("Client", self)
-        return Session(client, client.open_session(**session_request(policy, options)))
+        client, resume = cast("Client", self), bool(options.get("resume"))
+        return Session(client, opened_session(client, session_request(policy, options), resume=resume), resume=resume)
 
     def finish(self, sessions: Sequence[Session]) -> list[SessionEnded]:
         """Ends several sessions with their rewards in one commit: all of them or none."""
@@ -69,7 +70,8 @@ class AsyncAgentMethods:
 
     def session(self, policy: str | None = None, **options: Unpack[SessionOptions]) -> AsyncSession:
         """A session, which is opened and ended by an `async with` block. See `Client.session`."""
-        return AsyncSession(cast("AsyncClient", self), session_request(policy, options))
+        arguments, resume = session_request(policy, options), bool(options.get("resume"))
+        return AsyncSession(cast("AsyncClient", self), arguments, resume=resume)
 
     async def finish(self, sessions: Sequence[AsyncSession]) -> list[SessionEnded]:
         """Ends several sessions with their rewards in one commit: all of them or none."""

@@ -72,8 +72,10 @@ class SessionOptions(CommonOptions, total=False):
     - `models`: What the agent's model names stand for: the name of a policy, or None for a model that is not trained.
     - `execution_id`: Id of the execution that the session belongs to.
     - `ttl_s`: Seconds after which the session expires.
-    - `idle_s`: Seconds without a call after which the session expires.
+    - `idle_s`: Seconds without a call after which the session is parked, or expires if it cannot be resumed.
     - `max_calls`: The most calls.
+    - `resume`: Whether a session of this `rollout_id` that is there already is resumed, and stays to be resumed if the
+      block ends with an exception.
     """
 
     models: Mapping[str, SessionModel | str | None] | None
@@ -81,6 +83,7 @@ class SessionOptions(CommonOptions, total=False):
     ttl_s: int | None
     idle_s: int | None
     max_calls: int | None
+    resume: bool | None
 
 
 def _inherit_arguments(options: type, base: type) -> None:
@@ -100,6 +103,10 @@ def session_request(policy: str | None, options: SessionOptions) -> dict[str, An
     options = cast("SessionOptions", as_evaluation(options))
     arguments: dict[str, Any] = dict(options)
     data_pass = arguments.pop("data_pass", None)
+    if arguments.pop("resume", None) and options.get("rollout_id") is None:
+        raise ConfigurationError(
+            "a session is found by its rollout when it is resumed, so name the rollout: rollout_id=..."
+        )
     evaluation = evaluation_of(
         arguments.pop("eval", None), arguments.pop("task", None), options.get("group_id"), options.get("group_size")
     )

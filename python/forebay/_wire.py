@@ -119,6 +119,7 @@ __all__ = [
     "RolloutState",
     "Sample",
     "Sampling",
+    "SavedState",
     "ScoreExtendRequest",
     "ScoreExtended",
     "ScoreInclude",
@@ -152,6 +153,7 @@ __all__ = [
     "SessionPage",
     "SessionPolicy",
     "SessionRequest",
+    "SessionResume",
     "SessionRules",
     "SessionState",
     "SessionTurn",
@@ -253,7 +255,7 @@ Requirement = Literal["tokens", "logprobs", "policy_version", "teacher_logprobs"
 """A column that a policy may require."""
 
 Retries = Literal["transport", "last", "keep"]
-"""Which answers are not trained, of those that no call continues."""
+"""Which answers are not trained, of those that no trained call continues."""
 
 Role = Literal["produce", "score", "train", "read", "admin"]
 """What a key permits. The service's `api::roles` lists the roles that each route accepts."""
@@ -283,7 +285,7 @@ ScoreOmitted = Literal["size", "damaged"]
 ScoreWorkPer = Literal["rollout", "group"]
 """What one piece of work for scorers is about."""
 
-SessionState = Literal["open", "finishing", "finished", "aborted", "expired"]
+SessionState = Literal["open", "parked", "finishing", "finished", "aborted", "expired"]
 """State of a session."""
 
 Settle = Literal["checkpoint", "ack"]
@@ -320,6 +322,9 @@ class AbortRequest:
     """Why, 1 to 256 bytes."""
     keep: bool | None = None
     """Whether the trajectories have the segments of the recorded calls; `false` when absent."""
+    attempt: int | None = None
+    """The attempt that it ends. If another one has begun, the request is refused, so that the program of an attempt
+    that was given up does not end the next one."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -958,6 +963,9 @@ class FinishRequest:
     """JSON object whose members are added to the metadata of the session, and replace members with the same names."""
     wait_ms: int | None = None
     """Milliseconds to wait for calls in flight before they are cancelled; 5,000 when absent."""
+    attempt: int | None = None
+    """The attempt that it ends. If another one has begun, the request is refused, so that the program of an attempt
+    that was given up does not end the next one."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -1537,6 +1545,9 @@ class SessionRules:
 
     retries: Retries = "transport"
     """Which answers are not trained."""
+    max_attempts: int = 5
+    """How often an agent may be started in one session, the first time included. A session whose agent makes no calls
+    is parked while it may be resumed; with 1 it expires. The rules at its opening count."""
     teacher: str | None = None
     """The name of an `[[upstream]]` of the configuration. When a session is finished, it scores the segments of the
     policy, and their `teacher_logprobs` are filled in. Posted trajectories are not scored."""
@@ -1882,6 +1893,20 @@ class Sampling:
     """Nucleus mass, in (0, 1]."""
     top_k: int = -1
     """Number of candidates, -1 for all."""
+
+
+@dataclass(slots=True, kw_only=True)
+class SavedState:
+    """What an agent or its sandbox has stored to go on from."""
+
+    call: int
+    """Number of the last call before it; 0 before the first one."""
+    attempt: int
+    """The attempt that stored it."""
+    bytes: int
+    """Number of bytes."""
+    stored_at: str
+    """When it was stored."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -2270,6 +2295,8 @@ class SessionDropped:
     """The agent did not receive the answer, and no other call continues the call."""
     retry: int
     """No other call continues the call, and the same agent sent its prompt again."""
+    abandoned: int = 0
+    """An earlier attempt made the call, and the last one neither was answered with it nor continues it."""
     aborted: int
     """The session was aborted or expired, and its segments were not kept."""
 
@@ -2318,6 +2345,9 @@ class SessionFinish:
     """JSON object whose members are added to the metadata of the session, and replace members with the same names."""
     wait_ms: int | None = None
     """Milliseconds to wait for calls in flight before they are cancelled; 5,000 when absent."""
+    attempt: int | None = None
+    """The attempt that it ends. If another one has begun, the request is refused, so that the program of an attempt
+    that was given up does not end the next one."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -2348,12 +2378,16 @@ class SessionInfo:
     """Stored bytes of the recorded calls."""
     full: bool
     """Whether a call was refused because a bound of the session was reached."""
+    attempt: int
+    """The attempt that is under way, or was the last one, from 1."""
+    max_attempts: int
+    """The most attempts."""
     opened_at: str
     """When it was opened."""
     last_call_at: str | None = None
     """When its last recorded call ended."""
     due_at: str | None = None
-    """When it expires, unless a call is recorded or it ends before."""
+    """When it is parked or expires, unless a call is recorded or it ends before."""
     expires_at: str
     """When it expires at the latest."""
     ended_at: str | None = None
@@ -2385,6 +2419,10 @@ class SessionOpened:
     """Id of the rollout of each policy."""
     duplicate: bool
     """Whether the session was opened before, so that only the key is new."""
+    attempt: int
+    """The attempt that the key belongs to, from 1."""
+    max_attempts: int
+    """The most attempts."""
     base_urls: BaseUrls
     """Where the agent reaches the session."""
     expires_at: str
@@ -2463,6 +2501,15 @@ class SessionRequest:
 
 
 @dataclass(slots=True, kw_only=True)
+class SessionResume:
+    """A request to resume a session, whose agent died."""
+
+    attempt: int | None = None
+    """The attempt to follow. If another one has begun meanwhile, the request is refused, so that of several programs
+    that look after the same sessions only one starts the agent."""
+
+
+@dataclass(slots=True, kw_only=True)
 class SessionTurn:
     """One recorded call."""
 
@@ -2492,13 +2539,18 @@ class SessionTurn:
     """Whether the agent received the answer."""
     retry_count: int
     """How many times the agent's client says that it has repeated the request."""
+    attempt: int
+    """The attempt in which an engine answered it."""
+    used_in: int
+    """The last attempt that used it: in which an engine answered it, or in which the agent was answered with what was
+    recorded."""
     started_at: str
     """When it began."""
     ended_at: str
     """When its answer was complete."""
     outcome: str
-    """What became of it: `trained`, or the reason for which it is in no segment: `empty`, `undelivered` or `retry`.
-    Later calls can change it while the session is open."""
+    """What became of it: `trained`, or the reason for which it is in no segment: `empty`, `undelivered`, `retry` or
+    `abandoned`. Later calls can change it while the session is open."""
     break_: SessionBreak | None = field(default=None, metadata={"name": "break"})
     """Where its prompt differs from an earlier call that it should have continued; absent if it does not."""
 

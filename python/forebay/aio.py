@@ -183,6 +183,9 @@ class AsyncClient(AsyncAgentMethods):
     eval_tasks = _twin_iterator(Client.eval_tasks)
 
     open_session = _twin(Client.open_session)
+    resume_session = _twin(Client.resume_session)
+    save_session_state = _twin(Client.save_session_state)
+    get_session_state = _twin(Client.get_session_state)
     get_session = _twin(Client.get_session)
     list_sessions = _twin_iterator(Client.list_sessions)
     list_session_turns = _twin(Client.list_session_turns)

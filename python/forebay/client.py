@@ -79,6 +79,7 @@ from ._wire import (
     RolloutState,
     Sample,
     Sampling,
+    SavedState,
     ScoreExtended,
     ScoreExtendRequest,
     ScoreInclude,
@@ -97,6 +98,7 @@ from ._wire import (
     SessionOpened,
     SessionPage,
     SessionRequest,
+    SessionResume,
     SessionState,
     SessionTurns,
     ShardBalance,
@@ -679,6 +681,36 @@ class Client(AgentMethods):
         )
         return self._call("POST", path("sessions"), request, into=SessionOpened)
 
+    def resume_session(self, session_id: str, *, attempt: int | None = None) -> SessionOpened:
+        """Begins another attempt of a session, whose agent died. Its key is new, and the keys before permit nothing.
+
+        With `attempt`, only the attempt that follows it is begun. If an answer is lost, the call is not repeated: a
+        repeat would begin one attempt more.
+        """
+        request = SessionResume(attempt=attempt)
+        place = path("sessions", session_id, "resume")
+        return self._call("POST", place, request, into=SessionOpened, repeat=False)
+
+    def save_session_state(
+        self, session_id: str, content: bytes, *, call: int | None = None, attempt: int | None = None
+    ) -> SavedState:
+        """Stores at most 1 MiB that an agent or its sandbox goes on from if it is started again.
+
+        It takes the place of what was stored before. `call` is the number of the last call before it: that of the last
+        recorded one if it is left out.
+        """
+        place = path("sessions", session_id, "state")
+        query = {"call": call, "attempt": attempt}
+        sent = Call(method="PUT", path=place, query=query, repeat=True, body=content, media="application/octet-stream")
+        return _parsed(self._send(sent), SavedState, "PUT", place)
+
+    def get_session_state(self, session_id: str) -> bytes | None:
+        """Returns what was stored last with `save_session_state`, or None."""
+        try:
+            return self._exchange("GET", path("sessions", session_id, "state"), None, None, True).body
+        except errors.NotFound:
+            return None
+
     def get_session(self, session_id: str) -> SessionInfo | None:
         """Returns a session, or None if it is not known."""
         return self._found(errors.NotFound, "GET", path("sessions", session_id), into=SessionInfo)
@@ -712,11 +744,13 @@ class Client(AgentMethods):
         status: Status | None = None,
         metadata: Mapping[str, Any] | None = None,
         wait_ms: int | None = None,
+        attempt: int | None = None,
     ) -> SessionEnded:
         """Ends a session with its reward: the rollouts that its calls are assembled to are stored.
 
         `turn_rewards` are rewards of calls, by the ids of their answers or by their numbers in the session, and
-        `turn_state_keys` the names of the states in which they were made.
+        `turn_state_keys` the names of the states in which they were made. With `attempt`, it is refused if
+        another attempt has begun.
         """
         request = FinishRequest(
             reward=reward,
@@ -727,6 +761,7 @@ class Client(AgentMethods):
             status=status,
             metadata=metadata,
             wait_ms=wait_ms,
+            attempt=attempt,
         )
         return self._call("POST", path("sessions", session_id, "finish"), request, into=SessionEnded)
 
@@ -735,9 +770,12 @@ class Client(AgentMethods):
         ended = self._call("POST", path("sessions", "finish"), list(sessions), into=list[SessionEnded])
         return _answered_each(ended, len(sessions))
 
-    def abort_session(self, session_id: str, *, reason: str, keep: bool | None = None) -> SessionEnded:
-        """Ends a session without a reward. Its calls are kept as segments only if `keep` is true."""
-        request = AbortRequest(reason=reason, keep=keep)
+    def abort_session(
+        self, session_id: str, *, reason: str, keep: bool | None = None, attempt: int | None = None
+    ) -> SessionEnded:
+        """Ends a session without a reward. Its calls are kept as segments only if `keep` is true. With `attempt`, it is
+        refused if another attempt has begun."""
+        request = AbortRequest(reason=reason, keep=keep, attempt=attempt)
         return self._call("POST", path("sessions", session_id, "abort"), request, into=SessionEnded)
 
     # Trainers: lease and ack batches, and record the lineage of the weights.

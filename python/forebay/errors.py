@@ -327,6 +327,22 @@ class SessionEnded(Conflict):
     types = ("session-ended",)
 
 
+class AttemptOver(Conflict):
+    """Another attempt of the session has begun."""
+
+    types = ("attempt-over",)
+
+
+class NoAttemptsLeft(Conflict):
+    """The session has had as many attempts as it may have."""
+
+    types = ("no-attempts-left",)
+    way_out = (
+        "Finish or abort the session. The rule sessions.max_attempts of its policies, as it was at the opening, is the "
+        "most attempts."
+    )
+
+
 class SessionConflict(Conflict):
     """Another request opened a session of the rollout."""
 

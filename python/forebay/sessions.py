@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ._retry import Retry
-from ._wire import Receipt, SessionEnded, SessionFinish, SessionOpened, Status
+from ._wire import Receipt, SavedState, SessionEnded, SessionFinish, SessionOpened, Status
 from .errors import ForebayError, RecordError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ LAST_CALL_TIMEOUT_S = 5.0
 class Ending:
     """An open session and how it is to end, without the calls to the service."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, resume: bool = False) -> None:
         self.reward: float | None = None
         """The reward of every policy that is not in `rewards`. Set it before the end of the block, unless scores
         make it later."""
@@ -44,6 +44,7 @@ class Ending:
         self.metadata: dict[str, Any] = {}
         self._opened: SessionOpened | None = None
         self._ended: SessionEnded | None = None
+        self._resume = resume
 
     @property
     def opened(self) -> SessionOpened:
@@ -66,6 +67,16 @@ class Ending:
     def key(self) -> str:
         """The key for the calls of the agent. It can be used for nothing else."""
         return self.opened.key
+
+    @property
+    def attempt(self) -> int:
+        """The attempt, from 1: with `resume=True`, how often the agent was started."""
+        return self.opened.attempt
+
+    @property
+    def can_be_resumed(self) -> bool:
+        """Whether an exception leaves the session as it is, so that the same block can go on with it."""
+        return self._resume and self.attempt < self.opened.max_attempts
 
     @property
     def base_url(self) -> str:
@@ -115,6 +126,7 @@ class Ending:
             turn_state_keys=self.turn_state_keys or None,
             status=self.status,
             metadata=self.metadata or None,
+            attempt=self.attempt,
         )
 
     def finished(self, ended: SessionEnded) -> None:
@@ -123,10 +135,14 @@ class Ending:
 
 
 class Session(Ending):
-    """An open session. At the end of its `with` block it is finished with its reward, or aborted by an exception."""
+    """An open session. At the end of its `with` block it is finished with its reward, or aborted by an exception.
 
-    def __init__(self, client: Client, opened: SessionOpened) -> None:
-        super().__init__()
+    With `resume=True`, an exception leaves it as it is while it may have further attempts. The same block begins the
+    next one, and the calls that its agent makes again are answered with what was recorded.
+    """
+
+    def __init__(self, client: Client, opened: SessionOpened, *, resume: bool = False) -> None:
+        super().__init__(resume=resume)
         self._client = client
         self._opened = opened
         self._lock = threading.Lock()
@@ -142,8 +158,18 @@ class Session(Ending):
         """Ends the session without a reward, if it has not ended. Its calls are kept only if `keep` is true."""
         with self._lock:
             if self._ended is None:
-                self._ended = self._client.abort_session(self.session_id, reason=cut(reason), keep=keep or None)
+                self._ended = self._client.abort_session(
+                    self.session_id, reason=cut(reason), keep=keep or None, attempt=self.attempt
+                )
             return self._ended
+
+    def save_state(self, content: bytes) -> SavedState:
+        """Stores at most 1 MiB that the next attempt goes on from, if there is one."""
+        return self._client.save_session_state(self.session_id, content, attempt=self.attempt)
+
+    def saved_state(self) -> bytes | None:
+        """What was stored last with `save_state`, by this attempt or an earlier one."""
+        return self._client.get_session_state(self.session_id)
 
     def __enter__(self) -> Session:
         return self
@@ -153,15 +179,15 @@ class Session(Ending):
     ) -> None:
         if error is None:
             self.finish()
-        elif self._ended is None:
-            abort_quietly(self._client, self.session_id, error)
+        elif self._ended is None and not self.can_be_resumed:
+            abort_quietly(self._client, self.session_id, self.attempt, error)
 
 
 class AsyncSession(Ending):
     """`Session` for asyncio: `async with fb.session(...) as s`."""
 
-    def __init__(self, client: AsyncClient, arguments: Mapping[str, Any]) -> None:
-        super().__init__()
+    def __init__(self, client: AsyncClient, arguments: Mapping[str, Any], *, resume: bool = False) -> None:
+        super().__init__(resume=resume)
         self._client = client
         self._arguments = arguments
 
@@ -174,11 +200,22 @@ class AsyncSession(Ending):
     async def abort(self, reason: str, *, keep: bool = False) -> SessionEnded:
         """Ends the session without a reward, if it has not ended. Its calls are kept only if `keep` is true."""
         if self._ended is None:
-            self._ended = await self._client.abort_session(self.session_id, reason=cut(reason), keep=keep or None)
+            self._ended = await self._client.abort_session(
+                self.session_id, reason=cut(reason), keep=keep or None, attempt=self.attempt
+            )
         return self._ended
 
+    async def save_state(self, content: bytes) -> SavedState:
+        """Stores at most 1 MiB that the next attempt goes on from, if there is one."""
+        return await self._client.save_session_state(self.session_id, content, attempt=self.attempt)
+
+    async def saved_state(self) -> bytes | None:
+        """What was stored last with `save_state`, by this attempt or an earlier one."""
+        return await self._client.get_session_state(self.session_id)
+
     async def __aenter__(self) -> AsyncSession:
-        self._opened = await self._client.open_session(**self._arguments)
+        sync, arguments, resume = self._client.sync, self._arguments, self._resume
+        self._opened = await self._client.run(lambda: opened_session(sync, arguments, resume=resume))
         return self
 
     async def __aexit__(
@@ -186,9 +223,17 @@ class AsyncSession(Ending):
     ) -> None:
         if error is None:
             await self.finish()
-        elif self._ended is None:
-            sync, session_id = self._client.sync, self.session_id
-            await self._client.run(lambda: abort_quietly(sync, session_id, error))
+        elif self._ended is None and not self.can_be_resumed:
+            sync, opened = self._client.sync, self.opened
+            await self._client.run(lambda: abort_quietly(sync, opened.session_id, opened.attempt, error))
+
+
+def opened_session(client: Client, arguments: Mapping[str, Any], *, resume: bool) -> SessionOpened:
+    """Opens a session. With `resume`, one that was opened before gets another attempt."""
+    opened = client.open_session(**arguments)
+    if not (resume and opened.duplicate):
+        return opened
+    return client.resume_session(opened.session_id, attempt=opened.attempt)
 
 
 def finish_together(client: Client, sessions: Sequence[Ending]) -> list[SessionEnded]:
@@ -202,13 +247,13 @@ def finish_together(client: Client, sessions: Sequence[Ending]) -> list[SessionE
     return ended
 
 
-def abort_quietly(client: Client, session_id: str, error: BaseException) -> None:
+def abort_quietly(client: Client, session_id: str, attempt: int, error: BaseException) -> None:
     """Aborts a session because of an exception. A failure is only logged, so that the exception goes on."""
     if not isinstance(error, Exception):
         # The process is about to end, for example by Ctrl-C.
         client = client.with_options(timeout_s=LAST_CALL_TIMEOUT_S, retry=Retry.none())
     try:
-        client.abort_session(session_id, reason=cut(f"{type(error).__name__}: {error}"))
+        client.abort_session(session_id, reason=cut(f"{type(error).__name__}: {error}"), attempt=attempt)
     except ForebayError as problem:
         log.warning("the session %s could not be aborted, so it ends when it expires: %s", session_id, problem)
 

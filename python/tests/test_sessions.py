@@ -13,7 +13,15 @@ import openai
 import pytest
 
 import forebay
-from forebay.errors import Absent, EndConflict, NoTurns, RecordError
+from forebay.errors import (
+    Absent,
+    AttemptOver,
+    ConfigurationError,
+    EndConflict,
+    NoAttemptsLeft,
+    NoTurns,
+    RecordError,
+)
 from forebay.testing import Engine, logprob
 
 
@@ -207,6 +215,42 @@ def test_another_end_of_the_same_session_is_a_conflict(fb: forebay.Client, polic
         s.finish()
 
 
+def test_a_block_that_died_goes_on_in_the_same_session(fb: forebay.Client, engine: Engine, policy: str) -> None:
+    options: dict[str, Any] = {"rollout_id": f"{policy}-r", "resume": True}
+    with pytest.raises(ZeroDivisionError), fb.session(policy, **options) as first:
+        ask(first, "hi")
+        first.save_state(b"half")
+        _ = 1 / 0
+    asked = len(engine.requests)
+    with fb.session(policy, **options) as second:
+        assert (second.attempt, second.session_id, second.saved_state()) == (2, first.session_id, b"half")
+        assert ask(second, "hi") == "scripted says hi"
+        assert len(engine.requests) == asked
+        with pytest.raises(openai.ConflictError, match="attempt 2"):
+            ask(first, "hi")
+        with pytest.raises(AttemptOver):
+            first.finish()
+        with pytest.raises(AttemptOver):
+            first.save_state(b"late")
+        second.reward = 1.0
+    assert (second.ended.assembly.calls, second.ended.assembly.dropped.abandoned) == (1, 0)
+
+
+def test_the_last_attempt_is_aborted_by_an_exception(fb: forebay.Client, policy: str) -> None:
+    fb.patch_policy(policy, {"sessions": {"max_attempts": 2}})
+    for _ in range(2):
+        with pytest.raises(ZeroDivisionError), fb.session(policy, rollout_id="r", resume=True) as s:
+            _ = 1 / 0
+    assert fb.get_session(s.session_id).state == "aborted"  # type: ignore[union-attr]
+    other = fb.session(policy, rollout_id="other")
+    fb.resume_session(other.session_id, attempt=1)
+    with pytest.raises(NoAttemptsLeft, match="max_attempts"):
+        fb.resume_session(other.session_id)
+    assert fb.get_session_state(other.session_id) is None
+    with pytest.raises(ConfigurationError, match="rollout_id"):
+        fb.session(policy, resume=True)
+
+
 def test_sessions_are_recorded_asynchronously(recording: forebay.Server, policy: str) -> None:
     async def call(s: forebay.sessions.AsyncSession) -> None:
         async with openai.AsyncOpenAI(base_url=s.base_url, api_key=s.key, max_retries=0) as llm:
@@ -227,6 +271,13 @@ def test_sessions_are_recorded_asynchronously(recording: forebay.Server, policy:
             assert info is not None
             async with fb.session(policy) as aborted:
                 await aborted.abort("no reason")
+            with pytest.raises(ZeroDivisionError):
+                async with fb.session(policy, rollout_id="resumed", resume=True) as died:
+                    await died.save_state(b"half")
+                    _ = 1 / 0
+            async with fb.session(policy, rollout_id="resumed", resume=True) as resumed:
+                assert (resumed.attempt, await resumed.saved_state()) == (2, b"half")
+                await call(resumed)
             return [alone.ended.state, first.ended.state, second.ended.state, info.state, aborted.ended.state]
 
     assert asyncio.run(main()) == ["finished", "finished", "finished", "aborted", "aborted"]

@@ -232,10 +232,16 @@ OPERATIONS: dict[str, list[Callable[[forebay.Client], Any]]] = {
     ],
     "finish_sessions": [lambda fb: fb.finish_sessions([_wire.SessionFinish(session_id="s", reward=1.0)] * 2)],
     "get_session": [lambda fb: fb.get_session("s")],
-    "abort_session": [lambda fb: fb.abort_session("s", reason="r", keep=True)],
+    "resume_session": [lambda fb: fb.resume_session("s"), lambda fb: fb.resume_session("s", attempt=1)],
+    "save_session_state": [
+        lambda fb: fb.save_session_state("s", b"half"),
+        lambda fb: fb.save_session_state("s", b"half", call=1, attempt=2),
+    ],
+    "get_session_state": [lambda fb: fb.get_session_state("s")],
+    "abort_session": [lambda fb: fb.abort_session("s", reason="r", keep=True, attempt=1)],
     "finish_session": [
         lambda fb: fb.finish_session(
-            "s", reward=1.0, reward_components={"a": 1.0}, status="failed", metadata={"a": 1}, wait_ms=1
+            "s", reward=1.0, reward_components={"a": 1.0}, status="failed", metadata={"a": 1}, wait_ms=1, attempt=1
         ),
         lambda fb: fb.finish_session("s", rewards={"p": 1.0}),
     ],
@@ -295,6 +301,8 @@ OPERATIONS: dict[str, list[Callable[[forebay.Client], Any]]] = {
 }
 """Every way to make each operation."""
 
+OCTETS = "application/octet-stream"
+
 WAYS = [(name, number) for name, ways in OPERATIONS.items() for number in range(len(ways))]
 
 
@@ -342,6 +350,9 @@ def test_a_method_sends_and_reads_what_the_document_says(name: str, number: int)
     elif call.media == _http.NDJSON:
         for line in (call.body or b"").splitlines():
             check(json.loads(line), operation["requestBody"]["content"][_http.NDJSON]["schema"])
+    elif call.media == OCTETS:
+        assert isinstance(call.body, bytes)
+        assert call.media in operation["requestBody"]["content"]
     else:
         assert call.media in operation["requestBody"]["content"]
         check(json.loads(call.body or b""), operation["requestBody"]["content"][call.media]["schema"])
@@ -363,6 +374,8 @@ def documented_answer(name: str, operation: dict[str, Any], call: _http.Call) ->
     if name == "get_trajectories":
         kind = "TrajectoryStory" if "rollout_id" in call.query else "TrajectoryPage"
         content = {_http.JSON: {"schema": {"$ref": f"#/components/schemas/{kind}"}}}
+    if OCTETS in content:
+        return b"bytes"
     found = instance(content[_http.JSON]["schema"], is_full=True) if content else None
     # The first page is the last one.
     return json.dumps({**found, "next": None} if isinstance(found, dict) else found).encode()

@@ -11,7 +11,7 @@ use crate::support::{Backend, TestApp, on_both_stores, rollout, text, with};
 const NOBODY: &str = "0197d000-0000-7000-8000-000000000000";
 
 /// Which roles may make each call, as documented. P produce, T train, R read, A admin; `-` needs no key.
-const PROMISED: [(&str, &str); 57] = [
+const PROMISED: [(&str, &str); 60] = [
     ("POST /admissions", "PA"),
     ("POST /trajectories", "PA"),
     ("POST /imports/{format}", "PA"),
@@ -25,6 +25,9 @@ const PROMISED: [(&str, &str); 57] = [
     ("GET /sessions", "PRA"),
     ("GET /sessions/{id}", "PRA"),
     ("GET /sessions/{id}/turns", "PRA"),
+    ("POST /sessions/{id}/resume", "PA"),
+    ("PUT /sessions/{id}/state", "PA"),
+    ("GET /sessions/{id}/state", "PA"),
     ("POST /sessions/{id}/finish", "PA"),
     ("POST /sessions/{id}/abort", "PA"),
     ("POST /sessions/finish", "PA"),
@@ -196,10 +199,14 @@ on_both_stores! {
             let absent = app.get_as(&read, &path.replace('S', NOBODY)).await.refused(404, "not-found");
             assert_eq!(anonymous(refused, "-"), anonymous(absent, "-"), "{path}");
         }
-        for (verb, body) in [("finish", json!({"reward": 1.0})), ("abort", json!({"reason": "x"}))] {
+        let reason = json!({"reason": "x"});
+        for (verb, body) in [("finish", json!({"reward": 1.0})), ("abort", reason), ("resume", json!({}))] {
             let path = format!("/sessions/{hidden_session}/{verb}");
             app.post_as(&produce, &path, body).await.refused(404, "not-found");
         }
+        let of_session = format!("/sessions/{hidden_session}/state");
+        app.call_as(&produce, Method::PUT, &of_session, Some(json!({}))).await.refused(404, "not-found");
+        app.get_as(&produce, &of_session).await.refused(404, "not-found");
         let finishes = json!([{"session_id": hidden_session, "reward": 1.0}]);
         app.post_as(&produce, "/sessions/finish", finishes).await.refused(404, "not-found");
 

@@ -1,5 +1,6 @@
 //! Sessions: the calls of agents are recorded, and become rollouts when the session ends.
 
+mod attempts;
 mod calls;
 mod ends;
 mod opening;
@@ -8,8 +9,9 @@ use std::time::Duration;
 
 use forebay_domain::{refusal::Refusal, session::RecordedCall};
 use forebay_service::{
+    Buffer,
     error::BufferError,
-    session::record::{CallPermit, NewCall},
+    session::record::{CallPermit, NewCall, Replayed, SentCall},
 };
 use forebay_wire::VersionSpan;
 use serde_json::{Value, json};
@@ -64,6 +66,20 @@ fn blake3_of(prompt: &[i32], ids: &[i32]) -> blake3::Hash {
 async fn permit(app: &TestApp, session: &Value) -> Result<CallPermit, BufferError> {
     let id = text(&session["session_id"]).parse().expect("it is an id");
     app.buffer.session_for_call(Some(id), text(&session["key"]), Duration::ZERO).await
+}
+
+/// The recorded answer, if the call repeats another one; any other call needs room.
+pub(crate) async fn begin_call(
+    buffer: &Buffer,
+    permit: &CallPermit,
+    body_digest: [u8; 32],
+    retry_count: u32,
+) -> Result<Option<Replayed>, BufferError> {
+    let sent = SentCall { dialect: "chat".to_owned(), body_digest, retry_count };
+    match buffer.repeated_call(permit, &sent).await? {
+        Some(found) => Ok(Some(found)),
+        None => buffer.require_room(permit).await.map(|()| None),
+    }
 }
 
 async fn try_record(app: &TestApp, session: &Value, call: NewCall) -> Result<RecordedCall, BufferError> {

@@ -178,6 +178,16 @@ pub(crate) fn json(body: impl Into<Body>) -> Response {
     response
 }
 
+/// A saved state, with what it belongs to.
+pub(crate) fn octets(content: Vec<u8>, call: u32, attempt: u32) -> Response {
+    let mut response = Response::new(Body::from(content));
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));
+    headers.insert(HeaderName::from_static("forebay-call"), call.into());
+    headers.insert(HeaderName::from_static("forebay-attempt"), attempt.into());
+    response
+}
+
 /// An error in the shape of a dialect.
 pub(crate) fn error(dialect: Dialect, error: &DialectError) -> Response {
     let reply = dialect.error(error);

@@ -46,9 +46,17 @@ impl Call {
     ) -> Result<Asked, DialectError> {
         tokio::select! {
             biased;
-            () = self.permit.cancelled() => Err(DialectError::Closed { why: "it has ended or is ending".to_owned() }),
+            () = self.permit.cancelled() => Err(self.cancelled().await),
             refused = self.session_ended() => Err(refused),
             asked = self.ask(route, policy, prompt) => asked,
+        }
+    }
+
+    /// Why a call was cancelled: its session ends, or another attempt has begun.
+    async fn cancelled(&self) -> DialectError {
+        match self.agents.buffer().keep_session(&self.permit).await {
+            Err(error @ BufferError::Refused(_)) => refusal::of(error),
+            Ok(()) | Err(BufferError::Store(_)) => DialectError::Closed { why: "it has ended or is ending".to_owned() },
         }
     }
 

@@ -33,14 +33,23 @@ pub(crate) struct ReadBody {
 
 /// Reads a body of a session's call. It waits while the budget has no room for it. If it is refused, the rest of it is
 /// discarded.
-pub(crate) async fn read(agents: &Agents, session: SessionId, mut body: Body) -> Result<ReadBody, DialectError> {
+pub(crate) async fn read(agents: &Agents, session: SessionId, body: Body) -> Result<ReadBody, DialectError> {
+    let (bytes, shares) = read_bytes(agents, session, body, agents.options().body_bytes_max).await?;
+    let replaces = agents.buffer().trajectory_limits().lone_surrogates == LoneSurrogates::Replace;
+    let (bytes, is_repaired) = work::run(bytes.len(), || repaired(bytes, replaces)).await;
+    Ok(ReadBody { bytes, shares, is_repaired })
+}
+
+/// The same, as it was sent.
+pub(crate) async fn read_bytes(
+    agents: &Agents,
+    session: SessionId,
+    mut body: Body,
+    bytes_max: usize,
+) -> Result<(Bytes, Shares), DialectError> {
     let options = agents.options();
-    let limits = Limits {
-        bytes_max: options.body_bytes_max,
-        timeout: options.read_timeout,
-        turn: options.read_timeout,
-        patience: options.read_timeout,
-    };
+    let limits =
+        Limits { bytes_max, timeout: options.read_timeout, turn: options.read_timeout, patience: options.read_timeout };
     let announced = body.size_hint().exact().map(|bytes| bytes as usize);
     let mut arriving = Arriving::new(&agents.0.bytes, Some(owner(session)), announced, limits);
     let outcome = match arriving.admit().await {
@@ -48,14 +57,10 @@ pub(crate) async fn read(agents: &Agents, session: SessionId, mut body: Body) ->
         Err(unread) => Err(unread),
     };
     match outcome {
-        Ok((bytes, shares)) => {
-            let replaces = agents.buffer().trajectory_limits().lone_surrogates == LoneSurrogates::Replace;
-            let (bytes, is_repaired) = work::run(bytes.len(), || repaired(bytes, replaces)).await;
-            Ok(ReadBody { bytes, shares, is_repaired })
-        }
+        Ok(read) => Ok(read),
         Err(unread) => {
             discard(body).await;
-            Err(refused(unread, limits.bytes_max))
+            Err(refused(unread, bytes_max))
         }
     }
 }

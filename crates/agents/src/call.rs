@@ -20,7 +20,7 @@ use forebay_domain::{
 };
 use forebay_gateway::{
     Completion, Dialect, DialectError, Request,
-    canonical::{Canonical, Continued},
+    canonical::{Canonical, Continued, Repeated},
     completion::{Finish, StopMatch},
     dialect::{ClientTools, Envelope, References, called},
     lineage::AgentLabel,
@@ -30,7 +30,7 @@ use forebay_gateway::{
 use forebay_service::{
     engines::NoUpstream,
     error::BufferError,
-    session::record::{CallPermit, NewCall, Replayed},
+    session::record::{CallPermit, NewCall, Replayed, SentCall},
 };
 use forebay_telemetry::metrics::CallInFlight;
 use forebay_wire::VersionSpan;
@@ -240,19 +240,50 @@ impl Call {
         Ok(Prompt { ids, special_tokens, continues })
     }
 
-    /// The recorded answer, if the client says that it repeats the call. Any other call needs room in its session.
+    /// The recorded answer, if the client says that it repeats the call, or if an earlier attempt of the session has made
+    /// it, too. Any other call needs room in its session.
     pub(crate) async fn begin(&self) -> Result<Option<Answer>, DialectError> {
         let buffer = self.agents.buffer();
-        let found = buffer.begin_call(&self.permit, self.dialect.name(), self.digest, self.retries()).await;
-        let Some(Replayed { call, response, .. }) = found.map_err(refusal::of)? else { return Ok(None) };
+        let retry_count = self.retries();
+        let sent = SentCall { dialect: self.dialect.name().to_owned(), body_digest: self.digest, retry_count };
+        let (found, outcome) = match buffer.repeated_call(&self.permit, &sent).await.map_err(refusal::of)? {
+            Some(found) => (Some(found), "replayed"),
+            None => (self.resumed(&sent).await?, "resumed"),
+        };
+        let Some(Replayed { call, response, .. }) = found else {
+            buffer.require_room(&self.permit).await.map_err(refusal::of)?;
+            return Ok(None);
+        };
         let read = work::run(response.len(), || serde_json::from_str(&response)).await;
         let stored: StoredAnswer<'_> = read.map_err(|error| {
             tracing::error!(error = %error, "a stored answer cannot be read");
             DialectError::Internal
         })?;
-        self.count("replayed");
+        self.count(outcome);
         let envelope = self.envelope(&stored.id, stored.created_s);
         Ok(Some(Answer { completion: stored.completion.into_owned(), envelope, recorded: Some(call.call_pk) }))
+    }
+
+    /// The recorded answer of an earlier attempt to the same call.
+    async fn resumed(&self, sent: &SentCall) -> Result<Option<Replayed>, DialectError> {
+        let policy = self.permit.policy(&self.request.model).map_err(|error| refusal::of(error.into()))?;
+        let (Some(policy), Some(canonical)) = (policy, &self.canonical) else { return Ok(None) };
+        // Nearly all sessions have one attempt.
+        if self.permit.attempt() == 1 {
+            return Ok(None);
+        }
+        let holds = if self.agents.upstreams().render_prompts() { Holds::Ids } else { Holds::Messages };
+        let Repeated { equal, before } = {
+            let history = self.agents.histories().of(self.permit.session_id());
+            let mut history = history.lock().await;
+            history.catch_up(self.agents.buffer(), &self.permit, holds).await.map_err(refusal::of)?;
+            history.repeated(&policy.policy, canonical)
+        };
+        if equal.is_empty() {
+            return Ok(None);
+        }
+        let found = self.agents.buffer().resumed_call(&self.permit, sent, equal, before).await;
+        found.map_err(refusal::of)
     }
 
     /// Stores the call. It goes on if the client disconnects: an answer is recorded wholly or not at all.

@@ -8,7 +8,7 @@ use forebay_bounds::work;
 use forebay_domain::ids::PolicyName;
 use forebay_gateway::{
     Completion,
-    canonical::{Canonical, Continued, Paths, Record},
+    canonical::{Canonical, Continued, Paths, Record, Repeated},
     completion::AssistantMessage,
 };
 use forebay_service::{
@@ -132,6 +132,11 @@ impl SessionHistory {
     /// What a request continues.
     pub(crate) fn continued(&self, policy: &PolicyName, request: &Canonical) -> Option<Continued> {
         self.policies.get(policy)?.continued(request)
+    }
+
+    /// The calls that had the same request, and those that it may continue.
+    pub(crate) fn repeated(&self, policy: &PolicyName, request: &Canonical) -> Repeated {
+        self.policies.get(policy).map(|paths| paths.history().repeated(request)).unwrap_or_default()
     }
 
     /// Notes that a request continues a call.

@@ -9,20 +9,26 @@ use std::{
 use axum::{
     Router,
     body::Body,
-    extract::{Path, Request, State},
+    extract::{Path, Query, Request, State},
     http::{HeaderMap, HeaderName, HeaderValue, Method, header},
     middleware::{self, Next},
     response::Response,
     routing::{get, post},
 };
 use forebay_api::http::framing::{self, Framing};
-use forebay_domain::{ids::SessionId, refusal::Refusal, session::SessionKey};
+use forebay_domain::{
+    ids::SessionId,
+    refusal::Refusal,
+    session::{SAVED_STATE_BYTES_MAX, SaveState, SessionKey},
+};
 use forebay_gateway::{
     Dialect, DialectError,
     dialect::{Model, token_count},
 };
 use forebay_service::{error::BufferError, session::record::CallPermit};
 use forebay_telemetry::otlp;
+use forebay_wire as wire;
+use serde::Deserialize;
 use tower_http::{
     catch_panic::CatchPanicLayer,
     cors::{AllowHeaders, CorsLayer},
@@ -56,6 +62,7 @@ pub fn router(agents: Agents) -> Router {
     let routes = Router::new()
         .route("/", get(probe))
         .route("/sessions/{id}", get(probe))
+        .route("/sessions/{id}/state", get(saved_state).put(save_state))
         .nest("/sessions/{id}/v1", calls.clone())
         .nest("/v1", calls)
         .fallback(no_such_path)
@@ -99,6 +106,59 @@ async fn retrieve(
     match read.await {
         Ok(body) => answer::json(body),
         Err(error) => answer::error(Dialect::Responses, &error),
+    }
+}
+
+/// What the agent or its sandbox goes on from if it is started again. Only the running attempt can store it.
+async fn save_state(State(agents): State<Agents>, id: Id, call: Query<AfterCall>, request: Request) -> Response {
+    let (parts, body) = request.into_parts();
+    let save = async {
+        let permit = permit(&agents, id, &parts.headers).await?;
+        let (content, _shares) = body::read_bytes(&agents, permit.session_id(), body, SAVED_STATE_BYTES_MAX).await?;
+        let save = SaveState {
+            session_id: permit.session_id(),
+            attempt: Some(permit.attempt()),
+            call: call.0.call,
+            content,
+            now: agents.buffer().now(),
+        };
+        agents.buffer().save_state(save).await.map_err(|error| match error {
+            BufferError::Refused(Refusal::Invalid(violations)) => {
+                let why = violations.into_iter().map(|violation| violation.detail).collect();
+                DialectError::Invalid { field: "call".to_owned(), why }
+            }
+            other => refusal::of(other),
+        })
+    };
+    match save.await {
+        Ok(saved) => {
+            let saved = wire::SavedState {
+                call: saved.seq,
+                attempt: saved.attempt,
+                bytes: saved.content.len() as u64,
+                stored_at: saved.stored_at.to_string(),
+            };
+            answer::json(serde_json::to_vec(&saved).expect("numbers and texts always serialize"))
+        }
+        Err(error) => answer::error(Dialect::of_headers(&parts.headers), &error),
+    }
+}
+
+/// The call that a state is stored after; the last recorded one if absent.
+#[derive(Deserialize)]
+struct AfterCall {
+    call: Option<u32>,
+}
+
+async fn saved_state(State(agents): State<Agents>, id: Id, headers: HeaderMap) -> Response {
+    let read = async {
+        let permit = permit(&agents, id, &headers).await?;
+        let saved = agents.buffer().saved_state_of(&permit).await.map_err(refusal::of)?;
+        saved.ok_or_else(|| DialectError::NotFound { what: "a saved state of the session".to_owned() })
+    };
+    match read.await {
+        Ok(saved) => answer::octets(saved.content, saved.seq, saved.attempt),
+        Err(error) => answer::error(Dialect::of_headers(&headers), &error),
     }
 }
 

@@ -23,6 +23,7 @@ fn of_refusal(refusal: &Refusal) -> DialectError {
     match refusal {
         Refusal::UnknownSessionKey => DialectError::Unauthorized,
         Refusal::SessionEnded(_) | Refusal::SessionReset(_) => DialectError::Closed { why },
+        Refusal::AttemptSuperseded { .. } => DialectError::Superseded { why },
         // Agents know how to go on, or to end, when their context is full.
         Refusal::SessionFull(_) => DialectError::ContextLength { detail: why },
         Refusal::SessionBusy(_) => DialectError::Busy { why, retry_after_s: RETRY_AFTER_S },

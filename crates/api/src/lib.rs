@@ -237,6 +237,8 @@ fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(sessions::open, sessions::list))
         .routes(routes!(sessions::get))
         .routes(routes!(sessions::turns))
+        .routes(routes!(sessions::resume))
+        .routes(routes!(sessions::save_state, sessions::state))
         .routes(routes!(sessions::finish))
         .routes(routes!(sessions::finish_all))
         .routes(routes!(sessions::abort))

@@ -61,6 +61,12 @@ const EXAMPLES: &str = include_str!("examples.json");
 #[expect(dead_code, reason = "it only describes a body")]
 pub(crate) struct ArrowStream(Vec<u8>);
 
+/// Any bytes.
+#[derive(ToSchema)]
+#[schema(value_type = String, format = Binary)]
+#[expect(dead_code, reason = "it only describes a body")]
+pub(crate) struct AnyContent(Vec<u8>);
+
 /// A tokenizer as Hugging Face's `tokenizers` writes it.
 #[derive(ToSchema)]
 #[schema(value_type = Object)]

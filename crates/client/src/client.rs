@@ -35,8 +35,9 @@ use crate::wire::{
     BulkLine, CheckpointRequest, CheckpointResponse, CloseRequest, DiscardRequest, ExtendRequest, FilterNames,
     FinishRequest, GroupInfo, GroupPage, KeyCreated, KeyInfo, KeyPage, KeyRequest, NackRequest, PolicyList,
     PolicyRules, PolicyStatus, Receipt, ResetRequest, ResetResponse, ResumeRequest, ResumeResponse, Sample,
-    SessionEnded, SessionFinish, SessionInfo, SessionOpened, SessionPage, SessionRequest, SessionTurns, Stats,
-    Trajectory, TrajectoryContent, TrajectoryPage, TrajectoryStory, TryRequest, TryResult, VersionRequest, WhoAmI,
+    SessionEnded, SessionFinish, SessionInfo, SessionOpened, SessionPage, SessionRequest, SessionResume, SessionTurns,
+    Stats, Trajectory, TrajectoryContent, TrajectoryPage, TrajectoryStory, TryRequest, TryResult, VersionRequest,
+    WhoAmI,
 };
 
 pub use error::{ClientError, TransportError};
@@ -225,6 +226,13 @@ impl Client {
     pub async fn open_session(&self, request: &SessionRequest) -> Result<SessionOpened> {
         let repeat = if request.rollout_id.is_some() { Repeat::Always } else { Repeat::UnlessBegun };
         self.send(Method::POST, &["sessions"], request, repeat).await
+    }
+
+    /// Begins another attempt of a session, whose agent died. With an `attempt` in the request, only the attempt that
+    /// follows it. If the answer is lost, it is not repeated: a repeat would begin
+    /// one attempt more.
+    pub async fn resume_session(&self, session_id: &str, request: &SessionResume) -> Result<SessionOpened> {
+        self.send(Method::POST, &["sessions", session_id, "resume"], request, Repeat::UnlessBegun).await
     }
 
     /// Finishes a session: its rollouts are ingested with the reward.

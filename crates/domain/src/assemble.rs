@@ -9,8 +9,9 @@
 //!
 //! 1. A call without completion ids is dropped (`empty`).
 //! 2. `parents`: the parent of a call is the call whose prompt and completion are the longest prefix of its prompt.
-//! 3. `retries`: a call that nothing continues is dropped if its answer was not delivered (`undelivered`), or if another
-//!    call with the same prompt took its place (`retry`). The rules of the policy say which calls do.
+//! 3. `retries`: a call that nothing continues is dropped if it belongs to an attempt that was given up (`abandoned`), if
+//!    its answer was not delivered (`undelivered`), or if another call with the same prompt took its place (`retry`). The
+//!    rules of the policy say which calls do.
 //! 4. `chains`: every call that nothing continues ends a chain. Each call belongs to one chain: the longest one through
 //!    it.
 //! 5. `segments`: a chain becomes a segment. Its prompt is the prompt of its first own call.

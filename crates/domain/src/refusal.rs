@@ -202,6 +202,18 @@ pub enum Refusal {
     /// The session has ended, or is being finished, so nothing more is recorded.
     #[error("the session is {0}")]
     SessionEnded(SessionState),
+    /// Another attempt of the session has begun, so what belongs to an earlier one changes nothing.
+    #[error("attempt {attempt} of the session has begun, so attempt {of} is over")]
+    AttemptSuperseded {
+        attempt: u32,
+        /// The attempt that the request belongs to.
+        of: u32,
+    },
+    /// The session has had as many attempts as it may have.
+    #[error(
+        "the session has had {0} attempts, which is the most that it may have (the rule `sessions.max_attempts` at its          opening): finish or abort it"
+    )]
+    NoAttemptsLeft(u32),
     /// A policy of the session was reset since the session was opened.
     #[error("policy `{0}` was reset since the session was opened, so its rollouts belong to no run")]
     SessionReset(PolicyName),

@@ -50,6 +50,9 @@ const REQUIRED_SCORES_MAX: usize = 16;
 /// The most leases of one piece of work for scorers.
 const WORK_ATTEMPTS_MAX: u32 = 1_000;
 
+/// The most attempts of a session. Each may have many keys.
+const SESSION_ATTEMPTS_MAX: u32 = 100;
+
 /// Seconds of a day: the longest lease, also after a heartbeat.
 pub const LEASE_TTL_S_MAX: u64 = 86_400;
 
@@ -276,6 +279,7 @@ fn check_numbers(rules: &PolicyRules, violations: &mut Vec<Violation>) {
     within("/backlog/max_ready_rollouts", rules.backlog.max_ready_rollouts, 1, i64::MAX as u64);
     within("/backlog/max_bytes", rules.backlog.max_bytes, 1, i64::MAX as u64);
     within("/admissions/eval", rules.admissions.eval, 1, i64::MAX as u64);
+    within("/sessions/max_attempts", rules.sessions.max_attempts.into(), 1, SESSION_ATTEMPTS_MAX.into());
     let retention = &rules.retention;
     within("/retention/trained_s", retention.trained_s, 0, DURATION_S_MAX);
     within("/retention/settled_s", retention.settled_s, 0, DURATION_S_MAX);

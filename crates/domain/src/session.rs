@@ -13,6 +13,7 @@ use std::{
     sync::Arc,
 };
 
+use bytes::Bytes;
 use forebay_wire::{Purpose, Requirement, Sampling, SessionAssembly};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
@@ -67,6 +68,22 @@ pub struct OpenedSession {
     pub expires_at: Timestamp,
     /// Whether it was opened before.
     pub duplicate: bool,
+    /// The attempt that the key belongs to.
+    pub attempt: u32,
+    /// The most attempts.
+    pub max_attempts: u32,
+}
+
+/// A new attempt of a session: its agent is started again.
+#[derive(Clone, Copy, Debug)]
+pub struct ResumeSession {
+    pub session_id: SessionId,
+    /// The hash of the key of the new attempt.
+    pub key: SessionKeyHash,
+    /// The attempt that it must follow, if the caller says so.
+    pub after: Option<u32>,
+    /// The time of the request.
+    pub now: Timestamp,
 }
 
 /// A session as stored.
@@ -94,6 +111,10 @@ pub struct Session {
     pub tokens: u64,
     /// Whether a call was refused because a bound was reached.
     pub is_full: bool,
+    /// The attempt that is under way, or was the last one, from 1.
+    pub attempt: u32,
+    /// The most attempts.
+    pub max_attempts: u32,
     /// What happened to its calls, also to those that were refused.
     pub notes: SessionNotes,
     /// When it was opened.
@@ -102,7 +123,7 @@ pub struct Session {
     pub last_call_at: Option<Timestamp>,
     /// When it expires at the latest.
     pub expires_at: Timestamp,
-    /// When it expires, unless a call is recorded; none once it has ended.
+    /// When it is parked or expires, unless a call is recorded; none once it has ended.
     pub due_at: Option<Timestamp>,
     /// When it ended.
     pub ended_at: Option<Timestamp>,
@@ -172,6 +193,8 @@ pub struct SessionFilter {
 #[derive(Clone, Debug)]
 pub struct RecordCall {
     pub session_pk: SessionPk,
+    /// The attempt that made it.
+    pub attempt: u32,
     /// The policy whose rollout it belongs to.
     pub policy: PolicyName,
     /// What the row has besides its columns.
@@ -258,6 +281,8 @@ pub struct RecordedCall {
 #[derive(Clone, Copy, Debug)]
 pub struct KeepSession {
     pub session_pk: SessionPk,
+    /// The attempt that is at work.
+    pub attempt: u32,
     /// Service time.
     pub now: Timestamp,
 }
@@ -266,6 +291,8 @@ pub struct KeepSession {
 #[derive(Clone, Debug)]
 pub struct FindAnswer {
     pub session_pk: SessionPk,
+    /// Only calls are found that this attempt used.
+    pub attempt: u32,
     /// The API that the agent uses.
     pub dialect: String,
     /// Digest of the request's body.
@@ -275,6 +302,53 @@ pub struct FindAnswer {
     /// The calls of the session whose answers this process is sending.
     pub sending: Vec<CallPk>,
 }
+
+/// A call of a later attempt that may be one that an earlier attempt has made. It is answered with what was recorded then,
+/// once.
+#[derive(Clone, Debug)]
+pub struct ReplayCall {
+    pub session_pk: SessionPk,
+    pub attempt: u32,
+    /// The numbers of the recorded calls that are equal to it.
+    pub equal: Vec<u32>,
+    /// The numbers of the calls that it may continue.
+    pub before: Vec<u32>,
+    /// What the recorded call becomes, so that its client can repeat it.
+    pub dialect: String,
+    /// Digest of the request's body.
+    pub body_digest: [u8; 32],
+    /// How many times the client says that it has repeated the request.
+    pub retry_count: u32,
+    /// Service time.
+    pub now: Timestamp,
+}
+
+/// What an agent or its sandbox stores to go on from. A session keeps only the last one.
+#[derive(Clone, Debug)]
+pub struct SaveState {
+    pub session_id: SessionId,
+    /// The attempt that stores it, if the caller says so.
+    pub attempt: Option<u32>,
+    /// The number of the last call before it; that of the last recorded call if absent.
+    pub call: Option<u32>,
+    pub content: Bytes,
+    /// The time of the request.
+    pub now: Timestamp,
+}
+
+/// What an agent or its sandbox has stored to go on from.
+#[derive(Clone, Debug)]
+pub struct SavedState {
+    /// The number of the last call before it; 0 before the first one.
+    pub seq: u32,
+    /// The attempt that stored it.
+    pub attempt: u32,
+    pub content: Vec<u8>,
+    pub stored_at: Timestamp,
+}
+
+/// The most bytes of a saved state.
+pub const SAVED_STATE_BYTES_MAX: usize = 1 << 20;
 
 /// A recorded answer.
 #[derive(Clone, Debug)]
@@ -312,6 +386,10 @@ pub struct StoredCall {
     pub prompt: usize,
     /// Whether the agent received the answer.
     pub delivery: Delivery,
+    /// The attempt in which an engine answered it.
+    pub attempt: u32,
+    /// The last attempt that was answered with it.
+    pub used_in: u32,
     /// When it ended.
     pub ended_at: Timestamp,
     pub columns: CallColumns,
@@ -351,6 +429,8 @@ pub struct EndSession {
     pub session_pk: SessionPk,
     /// The number of its calls. If more were recorded meanwhile, the end is refused.
     pub calls: u32,
+    /// The attempt whose calls are trained. If another one has begun meanwhile, the end is refused.
+    pub attempt: u32,
     /// The policies with the runs in which the session was opened. If one was reset meanwhile, the end is refused.
     pub runs: Vec<(PolicyName, Run)>,
     /// The state after it.
@@ -374,7 +454,7 @@ impl EndSession {
     }
 }
 
-/// The most keys of a session: enough for a producer that repeats its request, and a bounded number of rows.
+/// The most keys of an attempt: enough for a producer that repeats its request, and a bounded number of rows.
 pub const KEYS_MAX: u32 = 64;
 
 /// The most model names of a session.

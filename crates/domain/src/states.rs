@@ -404,9 +404,14 @@ named_states! {
     SessionState {
         /// The agent makes calls.
         ///
-        /// In: opening. Out: a finish makes it `finishing`; an abort makes it `aborted`; the sweep makes it `expired`.
-        /// Rows stay.
+        /// In: opening; a call or a resume, from `parked`. Out: a finish makes it `finishing`; an abort makes it
+        /// `aborted`; the sweep makes it `parked` or `expired`. Rows stay.
         Open = "open",
+        /// The agent has made no call for `idle_s`, and may be started again. It keeps its room until another rollout
+        /// needs it.
+        ///
+        /// In: the sweep. Out: a call or a resume makes it `open`; the others as from `open`. Rows stay.
+        Parked = "parked",
         /// A finish has begun: no new call is accepted, and calls in flight may still be recorded.
         ///
         /// In: a finish. Out: the same finish, or a repeat of it, makes it `finished`; an abort makes it `aborted`; the
@@ -420,7 +425,8 @@ named_states! {
         ///
         /// In: an abort, a finish after a reset. Rows go as for `finished`.
         Aborted = "aborted",
-        /// It made no call for too long, or lasted too long. Final.
+        /// It made no call for too long and had no attempts left, its room was needed while it was parked, or it lasted
+        /// too long. Final.
         ///
         /// In: the sweep. Rows go as for `finished`.
         Expired = "expired",
@@ -432,8 +438,17 @@ impl SessionState {
     #[must_use]
     pub const fn is_live(self) -> bool {
         match self {
-            Self::Open | Self::Finishing => true,
+            Self::Open | Self::Parked | Self::Finishing => true,
             Self::Finished | Self::Aborted | Self::Expired => false,
+        }
+    }
+
+    /// Whether agents may make calls. The first call of a parked session opens it.
+    #[must_use]
+    pub const fn takes_calls(self) -> bool {
+        match self {
+            Self::Open | Self::Parked => true,
+            Self::Finishing | Self::Finished | Self::Aborted | Self::Expired => false,
         }
     }
 }

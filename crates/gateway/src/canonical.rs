@@ -39,7 +39,7 @@ mod request;
 
 pub use cause::BreakCause;
 pub use chat::chat_messages;
-pub use history::{CALLS_MAX, Extended, History, HistoryError, MESSAGES_MAX};
+pub use history::{CALLS_MAX, Extended, History, HistoryError, MESSAGES_MAX, Repeated};
 pub use message::{CanonicalCall, CanonicalMessage, CanonicalRole};
 pub use paths::{Continued, IDS_MAX, Paths};
 pub use record::Record;

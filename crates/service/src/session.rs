@@ -5,6 +5,7 @@
 //! belong to the crate `forebay-agents`; this one receives finished calls.
 //!
 //! - `open`: checks what ingest would refuse at the end, and reserves room.
+//! - `attempts`: starts agents again, and keeps what they go on from.
 //! - `record`: permits calls and stores them.
 //! - `delivery`: whether agents received the answers.
 //! - `recent`: what is kept in memory of the sessions that were active last.
@@ -25,6 +26,7 @@
 //! its call, which goes on if the client disconnects, and the permit of the call is held until the answer is taken from
 //! the body, so that a finish waits for it.
 
+mod attempts;
 mod breaks;
 mod calls;
 pub(crate) mod delivery;

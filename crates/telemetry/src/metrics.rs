@@ -167,7 +167,7 @@ declare! {
         session_tokens_dropped: IntCounterVec = "forebay_session_tokens_dropped_total" ["policy", "reason"],
         /// Prompts of ended sessions that differ from what was recorded before them, by cause.
         session_breaks: IntCounterVec = "forebay_session_breaks_total" ["policy", "cause"],
-        /// Calls of agents that ended, by what they ended with: recorded, replayed, forwarded, or the code of an error.
+        /// Calls of agents that ended, by what they ended with: recorded, replayed (their client repeated them), resumed (an earlier attempt had made them), forwarded, or the code of an error.
         agent_calls: IntCounterVec = "forebay_agent_calls_total" ["dialect", "outcome"],
         /// Calls of agents in flight.
         agent_calls_in_flight: IntGauge = "forebay_agent_calls_in_flight",

@@ -77,9 +77,9 @@ pub use score::{
     ScoreTurn, SegmentText,
 };
 pub use session::{
-    AbortRequest, BaseUrls, FinishRequest, SessionAssembly, SessionBreak, SessionDropped, SessionEnded, SessionFinish,
-    SessionInfo, SessionModel, SessionOpened, SessionPage, SessionPolicy, SessionRequest, SessionState, SessionTurn,
-    SessionTurns,
+    AbortRequest, BaseUrls, FinishRequest, SavedState, SessionAssembly, SessionBreak, SessionDropped, SessionEnded,
+    SessionFinish, SessionInfo, SessionModel, SessionOpened, SessionPage, SessionPolicy, SessionRequest, SessionResume,
+    SessionState, SessionTurn, SessionTurns,
 };
 pub use text::{has_lone_surrogates, replace_lone_surrogates, replace_lone_surrogates_in};
 pub use trajectory::{

@@ -354,16 +354,35 @@ impl Default for RetentionRules {
 
 /// How the calls of an agent, which are posted as `turns` or recorded in a session, become segments. For a recorded
 /// session, the rules at its finish count.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct SessionRules {
     /// Which answers are not trained.
     pub retries: Retries,
+    /// How often an agent may be started in one session, the first time included. A session whose agent makes no calls is
+    /// parked while it may be resumed; with 1 it expires. The rules at its opening count.
+    #[serde(skip_serializing_if = "is_five")]
+    #[cfg_attr(feature = "openapi", schema(required = false))]
+    pub max_attempts: u32,
     /// The name of an `[[upstream]]` of the configuration. When a session is finished, it scores the segments of the
     /// policy, and their `teacher_logprobs` are filled in. Posted trajectories are not scored.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub teacher: Option<String>,
+}
+
+/// The default is not stored, so that versions that do not know the key can read rules without it.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_five(attempts: &u32) -> bool {
+    *attempts == MAX_ATTEMPTS
+}
+
+const MAX_ATTEMPTS: u32 = 5;
+
+impl Default for SessionRules {
+    fn default() -> Self {
+        Self { retries: Retries::default(), max_attempts: MAX_ATTEMPTS, teacher: None }
+    }
 }
 
 /// What is kept of the calls of a recorded session besides what is trained. The rules at its finish count.

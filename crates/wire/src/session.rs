@@ -100,6 +100,10 @@ pub struct SessionOpened {
     pub rollout_id: String,
     /// Whether the session was opened before, so that only the key is new.
     pub duplicate: bool,
+    /// The attempt that the key belongs to, from 1.
+    pub attempt: u32,
+    /// The most attempts.
+    pub max_attempts: u32,
     /// Where the agent reaches the session.
     pub base_urls: BaseUrls,
     /// When the session expires, unless it ends before.
@@ -121,6 +125,32 @@ impl std::fmt::Debug for SessionOpened {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("SessionOpened").field("session_id", &self.session_id).finish_non_exhaustive()
     }
+}
+
+/// A request to resume a session, whose agent died.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct SessionResume {
+    /// The attempt to follow. If another one has begun meanwhile, the request is refused, so that of several programs
+    /// that look after the same sessions only one starts the agent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(minimum = 1))]
+    pub attempt: Option<u32>,
+}
+
+/// What an agent or its sandbox has stored to go on from.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct SavedState {
+    /// Number of the last call before it; 0 before the first one.
+    pub call: u32,
+    /// The attempt that stored it.
+    pub attempt: u32,
+    /// Number of bytes.
+    pub bytes: u64,
+    /// When it was stored.
+    pub stored_at: String,
 }
 
 /// A request to finish a session.
@@ -171,6 +201,11 @@ pub struct FinishRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(minimum = 0, maximum = 600_000))]
     pub wait_ms: Option<u64>,
+    /// The attempt that it ends. If another one has begun, the request is refused, so that the program of an attempt that
+    /// was given up does not end the next one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(minimum = 1))]
+    pub attempt: Option<u32>,
 }
 
 /// One session of a request that finishes several of them.
@@ -223,6 +258,11 @@ pub struct SessionFinish {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(minimum = 0, maximum = 600_000))]
     pub wait_ms: Option<u64>,
+    /// The attempt that it ends. If another one has begun, the request is refused, so that the program of an attempt that
+    /// was given up does not end the next one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(minimum = 1))]
+    pub attempt: Option<u32>,
 }
 
 impl SessionFinish {
@@ -238,6 +278,7 @@ impl SessionFinish {
             status,
             metadata,
             wait_ms,
+            attempt,
         } = request;
         Self {
             session_id: session_id.into(),
@@ -249,6 +290,7 @@ impl SessionFinish {
             status,
             metadata,
             wait_ms,
+            attempt,
         }
     }
 }
@@ -265,6 +307,11 @@ pub struct AbortRequest {
     #[serde(default, deserialize_with = "super::object::or_default")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<bool>, default = false))]
     pub keep: bool,
+    /// The attempt that it ends. If another one has begun, the request is refused, so that the program of an attempt that
+    /// was given up does not end the next one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(minimum = 1))]
+    pub attempt: Option<u32>,
 }
 
 /// A session that has ended, and what became of its rollouts.
@@ -320,6 +367,9 @@ pub struct SessionDropped {
     pub undelivered: u64,
     /// No other call continues the call, and the same agent sent its prompt again.
     pub retry: u64,
+    /// An earlier attempt made the call, and the last one neither was answered with it nor continues it.
+    #[serde(default)]
+    pub abandoned: u64,
     /// The session was aborted or expired, and its segments were not kept.
     pub aborted: u64,
 }
@@ -331,13 +381,16 @@ pub struct SessionDropped {
 pub enum SessionState {
     /// The agent makes calls.
     Open,
+    /// The agent has made no call for too long, and can be started again. It goes on with a call, or if it is resumed.
+    Parked,
     /// A finish has begun: no new call is accepted.
     Finishing,
     /// Its trajectories were ingested.
     Finished,
     /// A caller ended it without a reward.
     Aborted,
-    /// It made no call for too long, or lasted too long.
+    /// It made no call for too long and could not be resumed, its room was needed while it was parked, or it lasted too
+    /// long.
     Expired,
 }
 
@@ -369,11 +422,15 @@ pub struct SessionInfo {
     pub bytes: u64,
     /// Whether a call was refused because a bound of the session was reached.
     pub full: bool,
+    /// The attempt that is under way, or was the last one, from 1.
+    pub attempt: u32,
+    /// The most attempts.
+    pub max_attempts: u32,
     /// When it was opened.
     pub opened_at: String,
     /// When its last recorded call ended.
     pub last_call_at: Option<String>,
-    /// When it expires, unless a call is recorded or it ends before.
+    /// When it is parked or expires, unless a call is recorded or it ends before.
     pub due_at: Option<String>,
     /// When it expires at the latest.
     pub expires_at: String,
@@ -461,12 +518,17 @@ pub struct SessionTurn {
     pub delivered: bool,
     /// How many times the agent's client says that it has repeated the request.
     pub retry_count: u32,
+    /// The attempt in which an engine answered it.
+    pub attempt: u32,
+    /// The last attempt that used it: in which an engine answered it, or in which the agent was answered with what was
+    /// recorded.
+    pub used_in: u32,
     /// When it began.
     pub started_at: String,
     /// When its answer was complete.
     pub ended_at: String,
-    /// What became of it: `trained`, or the reason for which it is in no segment: `empty`, `undelivered` or `retry`.
-    /// Later calls can change it while the session is open.
+    /// What became of it: `trained`, or the reason for which it is in no segment: `empty`, `undelivered`, `retry` or
+    /// `abandoned`. Later calls can change it while the session is open.
     pub outcome: String,
     /// Where its prompt differs from an earlier call that it should have continued; absent if it does not.
     #[serde(default, rename = "break", skip_serializing_if = "Option::is_none")]

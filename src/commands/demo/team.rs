@@ -96,7 +96,7 @@ impl Agent {
         let mut messages = vec![user(&format!("What is {sum}?"))];
         let mut answer = self.ask(&session, SOLVER, &messages).await?;
         if is_one_in(CRASH_IN) {
-            let request = AbortRequest { reason: "sandbox-died".to_owned(), keep: false };
+            let request = AbortRequest { reason: "sandbox-died".to_owned(), keep: false, attempt: None };
             self.client.abort_session(&session.session_id, &request).await.context("a session cannot be aborted")?;
             return Ok(());
         }

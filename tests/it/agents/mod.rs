@@ -4,6 +4,7 @@
 //! the context that it was really sampled in, which finds every mistake of recording and assembling.
 
 mod arguments;
+mod attempts;
 pub(crate) mod audits;
 mod breaks;
 mod calls;

@@ -13,7 +13,7 @@ use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Row as _, SqliteConnect
 use super::Walked;
 
 /// Tables with one row for every rollout, group, batch, session or call that ever arrived, or for every minute or step.
-const GROWING: [&str; 20] = [
+const GROWING: [&str; 21] = [
     "rollout",
     "rollout_group",
     "payload",
@@ -30,6 +30,7 @@ const GROWING: [&str; 20] = [
     "session_policy",
     "session_key",
     "session_call",
+    "session_saved",
     "history",
     "step_log",
     "journal",
@@ -302,6 +303,8 @@ const FILL: &str = "
         decode('00', 'hex')
     FROM session AS s
     WHERE s.spec = '{}' AND s.tokens >= $FIRST;
+    INSERT INTO session_saved (session_pk, seq, attempt, content, stored_us)
+    SELECT session_pk, 1, 1, decode('00', 'hex'), tokens FROM session WHERE spec = '{}' AND tokens >= $FIRST;
     INSERT INTO history (policy_pk, minute, since, at_us, keep_until, body)
     SELECT -1 - n % 100, n, n - 1, n, 4000000000000000 + n, '{}'
     FROM generate_series($FIRST, $LAST) AS n;

@@ -15,13 +15,15 @@ use forebay_domain::{
     clock::{AnchoredClock, Clock as _, Timestamp},
     facades::FacadeState,
     formats::call::{CallColumns, pack_text},
-    ids::{Epoch, ExecutionId, GroupPk, PolicyName, Version},
+    ids::{Epoch, ExecutionId, GroupPk, PolicyName, RolloutId, Version},
     lease::Batch,
     lineage::Publish,
     looking::history::ReadHistory,
     rules::Rules,
-    session::{CallHead, Delivery, FindAnswer, RecordCall, SessionBounds, SessionFilter, notes::SessionNotes},
-    states::SessionState,
+    session::{
+        CallHead, Delivery, FindAnswer, RecordCall, ReplayCall, ResumeSession, Session, SessionBounds, SessionFilter,
+        SessionKeyHash, notes::SessionNotes,
+    },
 };
 use forebay_service::{Buffer, lease::Holder, reading::Reader};
 use forebay_store::{
@@ -48,9 +50,10 @@ use super::{Walked, named_in, names_of};
 use crate::support::{rollout, with};
 
 /// Files with statements that no request runs.
-pub(super) const FILES: [&str; 8] = [
+pub(super) const FILES: [&str; 9] = [
     "unused_rules.rs",
     "epochs.rs",
+    "session/attempts.rs",
     "session/calls.rs",
     "reads.rs",
     "executions.rs",
@@ -153,11 +156,13 @@ async fn keep_run(store: &Store) {
     assert!(newest > 0, "some policy has a ready group");
 }
 
-/// Records a call in the session that the walk has left open.
+/// Records a call in a session that the walk has left open, and begins another attempt of it.
 async fn record_call(store: &Store) {
-    let filter = SessionFilter { state: Some(SessionState::Open), limit: 1, ..SessionFilter::default() };
+    let policy = PolicyName::parse("records").expect("it is a name");
+    let rollout_id = Some(RolloutId::parse("kept").expect("it is an id"));
+    let filter = SessionFilter { policy: policy.clone(), rollout_id, limit: 1, ..SessionFilter::default() };
     let found = store.read(filter).await.expect("answered").entries;
-    let session_pk = found.first().expect("the walk has left a session open").session_pk;
+    let Session { session_pk, session_id, .. } = *found.first().expect("the walk has left a session open");
     let now = Timestamp::from_micros(1);
     let head = CallHead {
         agent: None,
@@ -173,7 +178,8 @@ async fn record_call(store: &Store) {
     let (body, digest) = columns.pack();
     let record = RecordCall {
         session_pk,
-        policy: PolicyName::default(),
+        attempt: 1,
+        policy,
         head,
         parent: None,
         shared: 0,
@@ -199,12 +205,27 @@ async fn record_call(store: &Store) {
     );
     let find = FindAnswer {
         session_pk,
+        attempt: 1,
         dialect: "chat".to_owned(),
         body_digest: [0; 32],
         retry_count: 1,
         sending: Vec::new(),
     };
     assert!(store.read(find).await.expect("answered").is_some());
+    let key = SessionKeyHash::of("second");
+    let resume = ResumeSession { session_id, key, after: Some(1), now };
+    assert_eq!(store.write(resume).await.expect("answered").expect("it is open").attempt, 2);
+    let replay = ReplayCall {
+        session_pk,
+        attempt: 2,
+        equal: vec![1],
+        before: Vec::new(),
+        dialect: "chat".to_owned(),
+        body_digest: [0; 32],
+        retry_count: 0,
+        now,
+    };
+    assert!(store.write(replay).await.expect("answered").expect("it is the last attempt").is_some());
     store.write(MarkCalls { calls: vec![call.call_pk], delivery: Delivery::Delivered }).await.expect("answered");
     assert_eq!(store.read(FindCalls { session: session_pk, after: 0, limit: 10 }).await.expect("answered").len(), 1);
     assert_eq!(store.read(FindTexts { session: session_pk, after: 0, limit: 10 }).await.expect("answered").len(), 1);

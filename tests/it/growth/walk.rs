@@ -407,7 +407,7 @@ async fn give_up(url: &str) {
     trainer.lineage("resume", json!({"step": null, "force": true})).await;
 }
 
-/// Sessions: opened twice, refused their end, aborted, expired and forgotten. No call is recorded.
+/// Sessions: opened twice, refused their end, aborted, parked, resumed, expired and forgotten. No call is recorded.
 async fn record(url: &str) {
     let retention = json!({"settled_s": 0, "dropped_s": 0, "tombstone_s": 0});
     let producer = Caller::of(url, "records", json!({"group": {"size": 2}, "retention": retention})).await;
@@ -420,12 +420,25 @@ async fn record(url: &str) {
     let finish = producer.http.post(format!("{url}{path}/finish")).json(&json!({"reward": 1.0})).send().await;
     assert_eq!(finish.expect("the service answers").status(), 422, "there are no calls");
     producer.post(&format!("{path}/abort"), json!({"reason": "no"})).await;
-    let expired = producer.post("/sessions", open("expired", 1)).await;
+    let parked = producer.post("/sessions", open("parked", 1)).await;
+    let of_parked = format!("/sessions/{}", text(&parked["session_id"]));
+    let is_parked = || async { producer.get(&of_parked).await["state"] == "parked" };
+    eventually("that a session is parked", is_parked).await;
+    let resumed = producer.post(&format!("{of_parked}/resume"), json!({})).await;
+    let state = producer.http.put(format!("{url}{of_parked}/state")).body("half").send().await;
+    assert_eq!(state.expect("the service answers").status(), 200);
+    assert_eq!(producer.status(&format!("{of_parked}/state")).await, 200);
+    eventually("that it is parked again", is_parked).await;
+    let call = producer.http.get(format!("{}/models", text(&resumed["base_urls"]["openai"])));
+    let call = call.bearer_auth(text(&resumed["key"])).send().await;
+    assert_eq!(call.expect("the listener answers").status(), 200, "its agent opens it");
+    let expired = json!({"policy": "records", "rollout_id": "expired", "group_id": "recorded", "ttl_s": 1});
+    let expired = producer.post("/sessions", expired).await;
     let expired = format!("/sessions/{}", text(&expired["session_id"]));
     for path in [path, expired] {
         eventually("the end of a session", || async { producer.status(&path).await == 404 }).await;
     }
-    // A call that is refused keeps its session alive.
+    // A call that is refused keeps its session alive. `unserved` records one in it.
     let models = json!({"known": {"policy": "records"}});
     let kept = json!({"rollout_id": "kept", "group_id": "kept", "models": models});
     let kept = producer.post("/sessions", kept).await;
@@ -433,8 +446,6 @@ async fn record(url: &str) {
     let messages = json!([{"role": "user", "content": "Hello."}]);
     let call = call.bearer_auth(text(&kept["key"])).json(&json!({"model": "unknown", "messages": messages}));
     assert_eq!(call.send().await.expect("the listener answers").status(), 404);
-    // `unserved` records calls in this one.
-    producer.post("/sessions", json!({"rollout_id": "recorded"})).await;
 }
 
 /// Expiry of leases, group timeouts, admissions, payloads and tombstones.

@@ -20,7 +20,7 @@ pub(crate) struct Coverage {
 
 /// Combinations that the default run must reach at least once.
 #[rustfmt::skip]
-const MUST_MEET: [(&str, &[&str]); 27] = [
+const MUST_MEET: [(&str, &[&str]); 28] = [
     ("post", &["new", "open", "scoring", "full", "ready", "leased", "returned", "trained", "checkpointed", "discarded", "stale",
         "quarantined", "repeat", "conflict", "size conflict", "backlog full"]),
     ("score", &["waits", "kept", "masked", "dropped", "ready", "repeat", "conflict", "replaced", "after the decision",
@@ -47,12 +47,15 @@ const MUST_MEET: [(&str, &[&str]); 27] = [
         "quarantined", "step unknown", "step unknown, forced", "superseded"]),
     ("reset", &["leased", "returned", "open", "ready", "quarantined", "trained", "superseded"]),
     ("put policy", &["open", "ready", "leased"]),
-    ("sweep", &["nothing", "expired", "overdue", "unscored", "purge", "forget", "session, idle", "session, too old",
+    ("sweep", &["nothing", "expired", "overdue", "unscored", "purge", "forget", "session, idle", "session, parked", "session, room needed",
+        "session, too old",
         "session, busy", "session, posted", "session, purge", "session, forget"]),
     ("step", &["open", "ready", "leased", "trained"]),
     ("restart", &["open", "ready", "leased", "trained"]),
     ("open session", &["new", "repeat", "session conflict", "session is finished", "session is aborted",
         "session is expired", "rollout conflict", "size conflict", "invalid", "no room"]),
+    ("resume session", &["new", "attempt over", "no attempts left", "reset", "unknown", "session is finished",
+        "session is aborted", "session is expired"]),
     ("agent call", &["recorded", "replayed", "forwarded", "unknown model", "unknown key", "session is finished",
         "session is aborted", "session is expired", "full of calls", "full of segments", "full of tokens",
         "busy session"]),
@@ -60,9 +63,9 @@ const MUST_MEET: [(&str, &[&str]); 27] = [
         "cancelled", "cancelled and recorded"]),
     ("finish", &["new", "repeat", "other reward", "session is aborted", "session is expired", "no turns", "reset",
         "rollout conflict", "size conflict", "invalid", "unknown", "several", "several, refused", "several policies",
-        "kept", "dropped", "late", "masked", "undelivered", "retry", "empty", "trimmed", "break", "full"]),
+        "kept", "dropped", "late", "masked", "undelivered", "retry", "abandoned", "empty", "trimmed", "break", "full"]),
     ("abort", &["new", "repeat", "other reward", "session is finished", "session is expired", "unknown", "keep"]),
-    ("turns", &["trained", "undelivered", "empty", "break", "unknown"]),
+    ("turns", &["trained", "undelivered", "abandoned", "empty", "break", "unknown"]),
 ];
 
 impl Coverage {
@@ -174,6 +177,7 @@ fn met(before: &Reference, call: &Call, answer: &Answer) -> Met {
 fn session_met(before: &Reference, call: &Call, answer: &Answer) -> Met {
     let mut met: Vec<String> = Vec::new();
     match answer {
+        Answer::Attempt { .. } => met.push("new".to_owned()),
         Answer::Opened { duplicate, .. } => met.push(if *duplicate { "repeat" } else { "new" }.to_owned()),
         Answer::Call { recorded, cancelled } => {
             let state = match recorded {
@@ -214,6 +218,8 @@ fn refused_met(refused: &Refused) -> String {
         Refused::EndConflict(_) => "other reward".to_owned(),
         Refused::SessionConflict => "session conflict".to_owned(),
         Refused::SessionReset(_) => "reset".to_owned(),
+        Refused::AttemptOver => "attempt over".to_owned(),
+        Refused::NoAttemptsLeft => "no attempts left".to_owned(),
         Refused::SessionFull(what) => format!("full of {what}"),
         Refused::SessionBusy => "busy session".to_owned(),
         Refused::UnknownSessionKey => "unknown key".to_owned(),
@@ -240,6 +246,7 @@ fn ended_met(ended: &Ended) -> Vec<String> {
     for (state, count) in [
         ("undelivered", dropped.undelivered),
         ("retry", dropped.retry),
+        ("abandoned", dropped.abandoned),
         ("empty", dropped.empty),
         ("trimmed", assembly.trimmed),
         ("break", assembly.breaks),
@@ -273,6 +280,7 @@ fn operation(call: &Call) -> &'static str {
         Call::Sweep => "sweep",
         Call::Restart => "restart",
         Call::OpenSession(_) => "open session",
+        Call::ResumeSession { .. } => "resume session",
         Call::Record { .. } => "agent call",
         Call::Begin { .. } => "begin call",
         Call::Answered { .. } => "end call",

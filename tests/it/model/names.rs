@@ -160,7 +160,7 @@ pub(crate) fn rules(rules: &Rules) -> Arc<rules::Rules> {
             max_ready_rollouts: rules.backlog.map_or(65_536, |most| most as u64),
             ..BacklogRules::default()
         },
-        sessions: SessionRules { retries: rules.retries, teacher: None },
+        sessions: SessionRules { retries: rules.retries, max_attempts: rules.max_attempts, teacher: None },
         settle: if rules.settled_by_ack { Settle::Ack } else { Settle::Checkpoint },
         retention: RetentionRules {
             trained_s: rules.trained_s as u64,

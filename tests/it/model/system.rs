@@ -602,6 +602,8 @@ fn refused(refusal: Refusal) -> Refused {
         Refusal::SessionEnded(state) => Refused::SessionEnded(state.into()),
         Refusal::EndConflict(state) => Refused::EndConflict(state.into()),
         Refusal::SessionConflict(_) => Refused::SessionConflict,
+        Refusal::AttemptSuperseded { .. } => Refused::AttemptOver,
+        Refusal::NoAttemptsLeft(_) => Refused::NoAttemptsLeft,
         Refusal::SessionReset(policy) => Refused::SessionReset(policy.to_string()),
         Refusal::SessionFull(what) => Refused::SessionFull(what),
         Refusal::SessionBusy(_) => Refused::SessionBusy,

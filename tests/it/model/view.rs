@@ -75,6 +75,8 @@ pub(crate) struct Rules {
     pub(crate) settled_by_ack: bool,
     /// Whether repeated calls of sessions are trained.
     pub(crate) retries: Retries,
+    /// The most attempts of a session.
+    pub(crate) max_attempts: u32,
     pub(crate) weighting: LossWeighting,
     pub(crate) trained_s: i64,
     pub(crate) settled_s: i64,
@@ -275,6 +277,11 @@ pub(crate) enum Call {
     Sweep,
     Restart,
     OpenSession(Opening),
+    /// The agent of a session is started again, after this attempt if one is named.
+    ResumeSession {
+        session: Option<SessionNumber>,
+        after: Option<u32>,
+    },
     /// A call of an agent, from its beginning to the delivery of its answer.
     Record {
         session: Option<SessionNumber>,
@@ -350,6 +357,9 @@ pub(crate) enum Answer {
         duplicate: bool,
         expires_at: i64,
     },
+    Attempt {
+        attempt: u32,
+    },
     Begun {
         call: InFlightNumber,
     },
@@ -394,6 +404,8 @@ pub(crate) enum Refused {
     SessionEnded(SessionState),
     EndConflict(SessionState),
     SessionConflict,
+    AttemptOver,
+    NoAttemptsLeft,
     SessionReset(String),
     SessionFull(&'static str),
     SessionBusy,

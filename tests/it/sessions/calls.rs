@@ -5,7 +5,9 @@ use forebay_service::session::record::{CallPermit, NewCall};
 use forebay_wire::VersionSpan;
 use serde_json::{Value, json};
 
-use super::{A, E, N, S, T, U, call, finish, open, path, permit, record, refused, segments, session, try_record};
+use super::{
+    A, E, N, S, T, U, begin_call, call, finish, open, path, permit, record, refused, segments, session, try_record,
+};
 use crate::support::{TestApp, on_both_stores, text};
 
 /// The worked examples of the assembling rule: calls, and the segments that they become.
@@ -133,7 +135,7 @@ on_both_stores! {
         let recorded = try_record(app, &opened, lost.clone()).await.expect("recorded");
         let allowed = permit(app, &opened).await.expect("the session is open");
         let replay = async |digest, count| {
-            app.buffer.begin_call(&allowed, "chat", digest, count).await.expect("answered").map(|found| (found.call, found.response))
+            begin_call(&app.buffer, &allowed, digest, count).await.expect("answered").map(|found| (found.call, found.response))
         };
         assert_eq!(replay(lost.body_digest, 1).await, Some((recorded, lost.response.clone())));
         assert_eq!(replay(lost.body_digest, 0).await, None, "the same body is no repeat");
@@ -158,7 +160,7 @@ on_both_stores! {
             answers.push(try_record(app, &opened, lost.clone()).await.expect("recorded"));
         }
         let repeated = async |permit: &CallPermit| {
-            let found = app.buffer.begin_call(permit, "chat", lost.body_digest, 1).await.expect("answered");
+            let found = begin_call(&app.buffer, permit, lost.body_digest, 1).await.expect("answered");
             found.map(|found| found.call)
         };
         let permits = [permit(app, &opened).await, permit(app, &opened).await].map(|permit| permit.expect("it is open"));
@@ -211,7 +213,7 @@ on_both_stores! {
         let opened = open(app, json!({"rollout_id": "r", "max_calls": 1})).await;
         record(app, &opened, call(&[S, U, A], &[11, E])).await;
         let allowed = permit(app, &opened).await.expect("a repeated call may still be answered");
-        assert_eq!(refused(app.buffer.begin_call(&allowed, "chat", [0; 32], 0).await), Refusal::SessionFull("calls"));
+        assert_eq!(refused(begin_call(&app.buffer, &allowed, [0; 32], 0).await), Refusal::SessionFull("calls"));
         drop(allowed);
         assert_eq!(session(app, &opened).await["full"], true);
         finish(app, &opened, 1.0).await;

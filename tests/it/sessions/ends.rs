@@ -36,7 +36,7 @@ on_both_stores! {
     }
 
     async fn what_became_of_a_rollout_is_known_while_its_session_is_open(app: TestApp) {
-        app.rules("default", json!({"group": {"size": 2}})).await;
+        app.rules("default", json!({"group": {"size": 2}, "sessions": {"max_attempts": 1}})).await;
         let why = async |id: &str| app.get(&format!("/why?id={id}")).await.expect(200);
         let opened = open(app, json!({"rollout_id": "r", "group_id": "g", "idle_s": 600})).await;
         record(app, &opened, call(&[S, U, A], &[11, E])).await;
@@ -306,7 +306,7 @@ on_both_stores! {
         assert_eq!(app.story("r").await["reward"], 0.75);
         // Nobody scores what was aborted.
         for (name, end) in [("aborted", true), ("expired", false)] {
-            let opened = open(app, json!({"rollout_id": name, "idle_s": 60})).await;
+            let opened = open(app, json!({"rollout_id": name, "ttl_s": 60})).await;
             record(app, &opened, call(&[S, U, A], &[11, E])).await;
             if end {
                 app.post(&path(&opened, "/abort"), json!({"reason": "broken", "keep": true})).await.expect(200);
@@ -467,7 +467,7 @@ on_both_stores! {
     }
 
     async fn a_session_whose_rollout_was_posted_meanwhile_ends_all_the_same(app: TestApp) {
-        let opened = open(app, json!({"rollout_id": "r", "idle_s": 60})).await;
+        let opened = open(app, json!({"rollout_id": "r", "ttl_s": 60})).await;
         record(app, &opened, call(&[S, U, A], &[11, E])).await;
         app.accept(rollout("r", 1.0)).await;
         app.post(&path(&opened, "/finish"), json!({"reward": 1.0})).await.refused(409, "rollout-conflict");

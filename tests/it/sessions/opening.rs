@@ -133,7 +133,7 @@ on_both_stores! {
         let again = client.finish_sessions(&[SessionFinish::of(id, finish)]).await.expect("repeated");
         assert!(again[0].duplicate);
         let other = client.open_session(&SessionRequest::default()).await.expect("opened");
-        let abort = AbortRequest { reason: "test".to_owned(), keep: false };
+        let abort = AbortRequest { reason: "test".to_owned(), keep: false, attempt: None };
         let ended = client.abort_session(&other.session_id, &abort).await.expect("aborted");
         assert_eq!(ended.state, wire::SessionState::Aborted);
         let found = client.session(id).await.expect("answered").expect("it is known");

@@ -17,7 +17,7 @@ use forebay_bounds::{
     },
     work,
 };
-use forebay_domain::access::Grant;
+use forebay_domain::{access::Grant, session::SAVED_STATE_BYTES_MAX};
 use forebay_gateway::structure;
 use forebay_wire::{ARROW_STREAM, Object, Violation};
 use http_body_util::BodyExt as _;
@@ -126,7 +126,7 @@ fn too_large(detail: String) -> Failure {
 /// The error of a body that exceeds the configured limit, or the fixed limit of control calls.
 fn over(max: usize) -> Failure {
     too_large(match max {
-        CONTROL_BYTES_MAX => format!("the body of this call may have at most {max} bytes"),
+        CONTROL_BYTES_MAX | SAVED_STATE_BYTES_MAX => format!("the body of this call may have at most {max} bytes"),
         _ => format!("a body may have at most {max} bytes, also after decompression (`limits.body_bytes`)"),
     })
 }
@@ -432,17 +432,38 @@ async fn control<T: DeserializeOwned>(request: Request, api: &Api) -> Result<T, 
     parse(&control_bytes(request, api).await?)
 }
 
+/// Any bytes, which nobody looks at.
+pub struct AnyBytes(pub Bytes);
+
+impl FromRequest<Api> for AnyBytes {
+    type Rejection = Failure;
+
+    async fn from_request(request: Request, api: &Api) -> Result<Self, Failure> {
+        small_bytes(request, api, SAVED_STATE_BYTES_MAX, <[u8]>::len).await.map(Self)
+    }
+}
+
 /// Reads the body of a control call.
 async fn control_bytes(request: Request, api: &Api) -> Result<Bytes, Failure> {
-    let (parts, mut body) = request.into_parts();
-    if media(&parts.headers)? != Media::Json {
+    if media(request.headers())? != Media::Json {
         return Err(unsupported("Content-Type must be application/json"));
     }
+    small_bytes(request, api, CONTROL_BYTES_MAX, structure::price).await
+}
+
+/// Reads a small body. `price` is what its bytes take in memory once they are parsed.
+async fn small_bytes(
+    request: Request,
+    api: &Api,
+    bytes_max: usize,
+    price: fn(&[u8]) -> usize,
+) -> Result<Bytes, Failure> {
+    let (parts, mut body) = request.into_parts();
     if coding(&parts.headers)? != Coding::Identity {
         return Err(unsupported("this call does not accept a Content-Encoding"));
     }
     let limits = arriving::Limits {
-        bytes_max: CONTROL_BYTES_MAX,
+        bytes_max,
         timeout: api.limits.read_timeout,
         turn: Duration::ZERO,
         patience: Duration::ZERO,
@@ -454,7 +475,7 @@ async fn control_bytes(request: Request, api: &Api) -> Result<Bytes, Failure> {
     let read = match arriving.read(&mut body).await {
         // The values of a body take up to forty times its bytes. Those of small bodies are free like their bytes.
         Ok((bytes, mut shares)) if bytes.len() > CONTROL_FREE_BYTES => {
-            let values = budget.take(structure::price(&bytes).saturating_sub(shares.bytes()));
+            let values = budget.take(price(&bytes).saturating_sub(shares.bytes()));
             values.map_err(Unread::from).map(|share| {
                 shares.push(share);
                 (bytes, shares)
@@ -472,7 +493,7 @@ async fn control_bytes(request: Request, api: &Api) -> Result<Bytes, Failure> {
         }
         Err(unread) => {
             discard_body(body).await;
-            Err(refused(unread, CONTROL_BYTES_MAX))
+            Err(refused(unread, bytes_max))
         }
     }
 }

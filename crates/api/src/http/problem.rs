@@ -205,6 +205,10 @@ impl From<Refusal> for Failure {
             Refusal::StepSettled { .. } => (S::CONFLICT, "step-settled", "The step is settled"),
             Refusal::StepUnknown { .. } => (S::CONFLICT, "step-unknown", "The step is above the last acked one"),
             Refusal::Superseded { .. } => (S::CONFLICT, "superseded", "The epoch is superseded"),
+            Refusal::AttemptSuperseded { .. } => {
+                (S::CONFLICT, "attempt-over", "Another attempt of the session has begun")
+            }
+            Refusal::NoAttemptsLeft(_) => (S::CONFLICT, "no-attempts-left", "The session has had all its attempts"),
             Refusal::LineageGap(_) => (S::CONFLICT, "lineage-gap", "The lineage would have a gap"),
             Refusal::VersionConflict(_) => (S::CONFLICT, "version-conflict", "The version is not new"),
             Refusal::GroupDecided(_) => (S::CONFLICT, "group-decided", "The group's state does not allow this"),

@@ -4,7 +4,7 @@
 //! | calls | produce | score | train | read | admin |
 //! |---|---|---|---|---|---|
 //! | `POST /admissions`, `POST /trajectories`, `POST /imports/{format}` | x | | | | x |
-//! | `POST /sessions`, finish, abort | x | | | | x |
+//! | `POST /sessions`, resume, saved states, finish, abort | x | | | | x |
 //! | `POST /scores` | x | x | | | x |
 //! | `POST /scores/leases`, extend, `POST /scores/retry` | | x | | | x |
 //! | `GET /scores` | x | x | | x | x |
@@ -61,6 +61,9 @@ const ROUTES: &[(&str, &str, Needs)] = &[
     ("GET", "/sessions", By(&[Produce, Read, Admin])),
     ("GET", "/sessions/{id}", By(&[Produce, Read, Admin])),
     ("GET", "/sessions/{id}/turns", By(&[Produce, Read, Admin])),
+    ("POST", "/sessions/{id}/resume", By(&[Produce, Admin])),
+    ("PUT", "/sessions/{id}/state", By(&[Produce, Admin])),
+    ("GET", "/sessions/{id}/state", By(&[Produce, Admin])),
     ("POST", "/sessions/{id}/finish", By(&[Produce, Admin])),
     ("POST", "/sessions/{id}/abort", By(&[Produce, Admin])),
     ("POST", "/sessions/finish", By(&[Produce, Admin])),

@@ -11,32 +11,34 @@ use axum::{
 use forebay_domain::{
     ids::RolloutId,
     refusal::Refusal,
-    session::{Delivery, Session, SessionFilter},
+    session::{Delivery, SaveState, Session, SessionFilter},
 };
 use forebay_service::{
     engines::NoUpstream,
     session::{
         ending::{Abort, Ended, Finish},
-        open::OpenSession,
+        open::{OpenSession, Opened},
         turns::Turn,
     },
 };
 use forebay_wire::{
-    AbortRequest, FinishRequest, ListOrder, Purpose, SessionBreak, SessionEnded, SessionFinish, SessionInfo,
-    SessionModel, SessionOpened, SessionPage, SessionPolicy, SessionRequest, SessionState, SessionTurn, SessionTurns,
+    AbortRequest, FinishRequest, ListOrder, Purpose, SavedState, SessionBreak, SessionEnded, SessionFinish,
+    SessionInfo, SessionModel, SessionOpened, SessionPage, SessionPolicy, SessionRequest, SessionResume, SessionState,
+    SessionTurn, SessionTurns,
 };
 use serde::Deserialize;
 use utoipa::IntoParams;
 
 use crate::{
     Api,
+    agent_urls::AgentUrls,
     http::{
-        body::{Json, JsonList},
+        body::{AnyBytes, Json, JsonList, OptionalJson},
         guard::Caller,
         params::{self, Query, SessionPath},
         problem::{Failure, UPSTREAM_NOT_READY},
     },
-    openapi::{InvalidQuery, NoSuchPolicy, NoSuchSession, SessionConflict},
+    openapi::{AnyContent, InvalidQuery, NoSuchPolicy, NoSuchSession, SessionConflict},
 };
 
 /// The most sessions that one request finishes: more than the roles of an execution.
@@ -71,10 +73,7 @@ pub(crate) async fn open(
     let names_models = !request.models.is_empty();
     let open = OpenSession::parse(&api.buffer, request)?;
     open.policies().try_for_each(|policy| grant.check(policy))?;
-    let Some((upstreams, urls)) = &api.sessions else {
-        return Err(Failure::new(StatusCode::SERVICE_UNAVAILABLE, "no-upstream", "No inference engine is configured")
-            .detail("sessions need `listen` in the table [sessions] of the configuration, and an [[upstream]]"));
-    };
+    let Some((upstreams, urls)) = &api.sessions else { return Err(without_listener()) };
     upstreams
         .check(open.spec())
         .await
@@ -82,15 +81,113 @@ pub(crate) async fn open(
     let opened = api.run_uncancelled(|buffer| async move { buffer.open_session(open).await }).await;
     let opened = opened.map_err(Failure::of_single_object)?;
     let status = if opened.duplicate { StatusCode::OK } else { StatusCode::CREATED };
-    let answer = SessionOpened {
-        session_id: opened.session_id.to_string(),
-        key: opened.key.reveal().to_owned(),
-        rollout_id: opened.rollout_id,
-        duplicate: opened.duplicate,
-        base_urls: urls.of(opened.session_id, host(&headers).as_ref()),
-        expires_at: opened.expires_at.to_string(),
-    };
-    Ok((status, Answer(answer)))
+    Ok((status, Answer(opened_on_wire(opened, urls, &headers))))
+}
+
+/// Resume a session
+///
+/// For an agent that died: it is started again with the key of the answer, and its calls are answered with what was
+/// recorded as long as they are those of earlier attempts. The keys before permit nothing more, and calls that are under
+/// way with them end with `superseded`. The session keeps its room, its bounds and the time at which it expires.
+#[utoipa::path(
+    post,
+    path = "/sessions/{id}/resume",
+    operation_id = "resume_session",
+    tag = "agents",
+    params(("id" = String, Path, description = "Id of the session")),
+    request_body = SessionResume,
+    responses(
+        (status = 200, description = "Another attempt has begun", body = SessionOpened),
+        NoSuchSession,
+        (status = 409, description = "`session-ended`; `session-reset`; `no-attempts-left`; `attempt-over`: another attempt than the named one has begun"),
+        (status = 503, description = "`no-upstream`: the service has no listener for agents"),
+    )
+)]
+pub(crate) async fn resume(
+    State(api): State<Api>,
+    SessionPath(session): SessionPath,
+    headers: HeaderMap,
+    OptionalJson(SessionResume { attempt }): OptionalJson<SessionResume>,
+) -> Result<Answer<SessionOpened>, Failure> {
+    let Some((_, urls)) = &api.sessions else { return Err(without_listener()) };
+    let id = session.session_id;
+    let opened = api.run_uncancelled(move |buffer| async move { buffer.resume_session(id, attempt).await }).await?;
+    Ok(Answer(opened_on_wire(opened, urls, &headers)))
+}
+
+/// Which call and attempt a saved state belongs to.
+#[derive(Debug, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub(crate) struct SaveQuery {
+    /// Number of the last call before it; that of the last recorded call when absent.
+    call: Option<u32>,
+    /// The attempt that saves it. If another one has begun, the request is refused.
+    attempt: Option<u32>,
+}
+
+/// Save a state
+///
+/// The body is any bytes, at most 1 MiB, that the agent or its sandbox goes on from if it is started again. It replaces
+/// what was saved before.
+#[utoipa::path(
+    put,
+    path = "/sessions/{id}/state",
+    operation_id = "save_session_state",
+    tag = "agents",
+    params(("id" = String, Path, description = "Id of the session"), SaveQuery),
+    request_body(content = AnyContent, content_type = "application/octet-stream"),
+    responses(
+        (status = 200, description = "The state is stored", body = SavedState),
+        NoSuchSession,
+        (status = 409, description = "`session-ended`; `attempt-over`: another attempt than the named one has begun"),
+        InvalidQuery,
+    )
+)]
+pub(crate) async fn save_state(
+    State(api): State<Api>,
+    SessionPath(session): SessionPath,
+    Query(SaveQuery { call, attempt }): Query<SaveQuery>,
+    AnyBytes(content): AnyBytes,
+) -> Result<Answer<SavedState>, Failure> {
+    let save = SaveState { session_id: session.session_id, attempt, call, content, now: api.buffer.now() };
+    let saved = api.run_uncancelled(|buffer| async move { buffer.save_state(save).await }).await?;
+    Ok(Answer(SavedState {
+        call: saved.seq,
+        attempt: saved.attempt,
+        bytes: saved.content.len() as u64,
+        stored_at: saved.stored_at.to_string(),
+    }))
+}
+
+/// Read the saved state
+///
+/// The bytes that were saved last. The headers `forebay-call` and `forebay-attempt` say what they belong to.
+#[utoipa::path(
+    get,
+    path = "/sessions/{id}/state",
+    operation_id = "get_session_state",
+    tag = "agents",
+    params(("id" = String, Path, description = "Id of the session")),
+    responses(
+        (status = 200, description = "The state", body = AnyContent, content_type = "application/octet-stream", headers(
+            ("forebay-call" = u32, description = "Number of the last call before it; 0 before the first one"),
+            ("forebay-attempt" = u32, description = "The attempt that saved it"),
+        )),
+        (status = 404, description = "`not-found`: there is no such session, or nothing was saved"),
+    )
+)]
+pub(crate) async fn state(
+    State(api): State<Api>,
+    SessionPath(session): SessionPath,
+) -> Result<([(&'static str, String); 3], Vec<u8>), Failure> {
+    let saved = api.buffer.saved_state(&session).await?;
+    let headers = [
+        ("content-type", "application/octet-stream".to_owned()),
+        ("forebay-call", saved.seq.to_string()),
+        ("forebay-attempt", saved.attempt.to_string()),
+    ];
+    Ok((headers, saved.content))
 }
 
 /// Which sessions to list.
@@ -305,6 +402,11 @@ fn without_upstream(model: Option<&str>, error: &NoUpstream) -> Failure {
     }
 }
 
+fn without_listener() -> Failure {
+    Failure::new(StatusCode::SERVICE_UNAVAILABLE, "no-upstream", "No inference engine is configured")
+        .detail("sessions need `listen` in the table [sessions] of the configuration, and an [[upstream]]")
+}
+
 /// How the producer names this machine.
 fn host(headers: &HeaderMap) -> Option<Authority> {
     headers.get(header::HOST)?.to_str().ok()?.parse().ok()
@@ -317,6 +419,19 @@ fn at_index(refusal: Refusal, index: usize) -> Refusal {
         violation.pointer.insert_str(0, &format!("/{index}"));
     }
     Refusal::Invalid(violations)
+}
+
+fn opened_on_wire(opened: Opened, urls: &AgentUrls, headers: &HeaderMap) -> SessionOpened {
+    SessionOpened {
+        session_id: opened.session_id.to_string(),
+        key: opened.key.reveal().to_owned(),
+        rollout_id: opened.rollout_id,
+        duplicate: opened.duplicate,
+        attempt: opened.attempt,
+        max_attempts: opened.max_attempts,
+        base_urls: urls.of(opened.session_id, host(headers).as_ref()),
+        expires_at: opened.expires_at.to_string(),
+    }
 }
 
 fn ended_on_wire(ended: Ended) -> SessionEnded {
@@ -358,6 +473,8 @@ fn on_wire(session: Session) -> SessionInfo {
         calls: session.calls,
         bytes: session.bytes,
         full: session.is_full,
+        attempt: session.attempt,
+        max_attempts: session.max_attempts,
         opened_at: session.opened_at.to_string(),
         last_call_at: params::time(session.last_call_at),
         due_at: params::time(session.due_at),
@@ -383,6 +500,8 @@ fn turn_on_wire(turn: Turn) -> SessionTurn {
         finish_reason: call.head.finish_reason,
         delivered: call.delivery == Delivery::Delivered,
         retry_count: call.head.retry_count,
+        attempt: call.attempt,
+        used_in: call.used_in,
         started_at: call.head.started_at.to_string(),
         ended_at: call.ended_at.to_string(),
         outcome: turn.outcome.as_str().to_owned(),

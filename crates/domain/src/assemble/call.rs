@@ -26,6 +26,8 @@ pub struct Call<'a> {
     pub agent: Option<&'a str>,
     /// Whether the agent received the answer.
     pub delivered: bool,
+    /// Whether an earlier attempt made the call and the last one was not answered with it.
+    pub abandoned: bool,
     /// How often the client has made this call before, by its own account.
     pub retry_count: u32,
     /// Its reward, if it has one of its own.

@@ -2,8 +2,8 @@
 //!
 //! The parent of a call is the call whose prompt and ids are the longest prefix of its prompt. If a call ended on a stop
 //! token, the next prompt may have another id in the place of this token: the call then matches with one id less, and
-//! at least one id of it must be left. Among calls that match equally, one that was delivered comes first, then one of
-//! the same agent, then the one that ended first.
+//! at least one id of it must be left. Among calls that match equally, one that is not abandoned comes first, then one that
+//! was delivered, then one of the same agent, then the one that ended first.
 
 use std::collections::HashMap;
 
@@ -49,8 +49,15 @@ enum Wanted<'a> {
     Any,
 }
 
-/// The calls that match a prompt, by the position at which they match, by whether they were delivered, and by agent.
-struct Candidates<'a>(HashMap<(Position, bool, Wanted<'a>), Earliest>);
+/// The calls that match a prompt, by the position at which they match, by their standing, and by agent.
+struct Candidates<'a>(HashMap<(Position, Standing, Wanted<'a>), Earliest>);
+
+/// What makes a call a more likely parent than another one, the more likely first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+struct Standing {
+    is_abandoned: bool,
+    is_delivered: bool,
+}
 
 /// The calls that match at one position and ended first.
 #[derive(Default)]
@@ -78,7 +85,8 @@ impl<'a> Candidates<'a> {
 
     fn add(&mut self, call: &Call<'a>, at: Position, link: Link) {
         for wanted in [Wanted::Of(call.agent), Wanted::Any] {
-            let earliest = self.0.entry((at, call.delivered, wanted)).or_default();
+            let standing = Standing { is_abandoned: call.abandoned, is_delivered: call.delivered };
+            let earliest = self.0.entry((at, standing, wanted)).or_default();
             earliest.any.get_or_insert(link);
             if !link.trimmed {
                 earliest.whole.get_or_insert(link);
@@ -88,7 +96,10 @@ impl<'a> Candidates<'a> {
 
     /// The best call that matches at a position.
     fn best(&self, at: Position, wanted: Wanted<'a>, which: impl Fn(&Earliest) -> Option<Link>) -> Option<Link> {
-        let order = [(true, wanted), (true, Wanted::Any), (false, wanted), (false, Wanted::Any)];
-        order.into_iter().find_map(|(delivered, wanted)| self.0.get(&(at, delivered, wanted)).and_then(&which))
+        let standings = [(false, true), (false, false), (true, true), (true, false)];
+        let standings =
+            standings.into_iter().map(|(is_abandoned, is_delivered)| Standing { is_abandoned, is_delivered });
+        let mut order = standings.flat_map(|standing| [(standing, wanted), (standing, Wanted::Any)]);
+        order.find_map(|(standing, wanted)| self.0.get(&(at, standing, wanted)).and_then(&which))
     }
 }

@@ -18,6 +18,8 @@ pub enum DropReason {
     Undelivered,
     /// No call continues it, and another call of the same agent with the same prompt took its place.
     Retry,
+    /// No call continues it, and it belongs to an attempt that was given up.
+    Abandoned,
 }
 
 /// The reasons for which calls are dropped, by call. Prompts are visited from the longest to the shortest, so that all
@@ -40,8 +42,15 @@ pub(super) fn drop(set: &CallSet<'_>, retries: Retries) -> Vec<Option<DropReason
     groups.sort_unstable_by_key(|group| Reverse(set.prompt_len(group[0])));
     let used = last_uses(set);
     for group in groups {
-        let last = group.iter().copied().max_by_key(|&call| used[call]);
         let (continued, ends): (Vec<usize>, Vec<usize>) = group.into_iter().partition(|&call| continuations[call] > 0);
+        let (abandoned, ends): (Vec<usize>, Vec<usize>) = ends.into_iter().partition(|&call| set.calls[call].abandoned);
+        for call in abandoned {
+            dropped[call] = Some(DropReason::Abandoned);
+            if let Some(link) = set.links[call] {
+                continuations[link.call] -= 1;
+            }
+        }
+        let last = continued.iter().chain(&ends).copied().max_by_key(|&call| used[call]);
         let repeated = repeated(set, &continued, &ends);
         for &call in &ends {
             let is_received = match retries {
@@ -69,14 +78,15 @@ pub(super) fn drop(set: &CallSet<'_>, retries: Retries) -> Vec<Option<DropReason
 /// When each call was last seen to be used, by the ends of calls: its own end if its answer was delivered, and the ends of
 /// the calls that continue it, whatever became of their answers. None if nothing shows that its agent received it.
 fn last_uses(set: &CallSet<'_>) -> Vec<Option<u64>> {
-    let of_delivery = |call: &Call<'_>| call.delivered.then_some(call.ended);
+    // What an attempt used that was given up says nothing about the last one.
+    let of_delivery = |call: &Call<'_>| (call.delivered && !call.abandoned).then_some(call.ended);
     let mut used: Vec<Option<u64>> = set.calls.iter().map(of_delivery).collect();
     let mut longest_first: Vec<usize> = (0..set.calls.len()).collect();
     longest_first.sort_unstable_by_key(|&call| Reverse(set.prompt_len(call)));
     for call in longest_first {
         if let Some(link) = set.links[call] {
-            let of_call = used[call].max(Some(set.calls[call].ended));
-            used[link.call] = used[link.call].max(of_call);
+            let ended = (!set.calls[call].abandoned).then_some(set.calls[call].ended);
+            used[link.call] = used[link.call].max(used[call]).max(ended);
         }
     }
     used

@@ -29,6 +29,7 @@ struct Recorded {
     stopped_on_token: bool,
     agent: Option<&'static str>,
     undelivered: bool,
+    abandoned: bool,
     retry_count: u32,
     reward: Option<f64>,
     state_key: Option<&'static str>,
@@ -52,6 +53,7 @@ impl Recorded {
             stopped_on_token: self.stopped_on_token,
             agent: self.agent,
             delivered: !self.undelivered,
+            abandoned: self.abandoned,
             retry_count: self.retry_count,
             reward: self.reward,
             state_key: self.state_key,
@@ -298,8 +300,40 @@ fn of_equal_calls_the_one_that_was_used_is_kept_if_the_rules_say_so() {
     assert_eq!(assembled(&recorded, Retries::Last).0.dropped, dropped);
     // A sample after it is used later.
     recorded.push(Recorded { ended: 4, ..recorded[1].clone() });
-    let dropped = [(0, DropReason::Retry), (1, DropReason::Retry), (2, DropReason::Retry), (3, DropReason::Undelivered)];
+    let dropped =
+        [(0, DropReason::Retry), (1, DropReason::Retry), (2, DropReason::Retry), (3, DropReason::Undelivered)];
     assert_eq!(assembled(&recorded, Retries::Last).0.dropped, dropped);
+}
+
+#[test]
+fn of_an_attempt_that_was_given_up_only_what_the_last_one_continues_is_kept() {
+    // The second attempt was answered with the first call, and differs from the second one on. So the third one is over.
+    let mut recorded = calls(&[
+        (&[S, U], &[10]),
+        (&[S, U, 10, T, A], &[11]),
+        (&[S, U, 10, T, A, 11, T, A], &[12]),
+        (&[S, U, 10, T, 5, A], &[13]),
+    ]);
+    recorded[1].abandoned = true;
+    recorded[2].abandoned = true;
+    let dropped = [(1, DropReason::Abandoned), (2, DropReason::Abandoned)];
+    for retries in [Retries::Transport, Retries::Last, Retries::Keep] {
+        let (assembly, segments) = assembled(&recorded, retries);
+        assert_eq!(assembly.dropped, dropped);
+        assert_eq!((segments.len(), &segments[0].tokens[..]), (1, &[S, U, 10, T, 5, A, 13][..]));
+    }
+    // An agent that keeps its conversation goes on behind a call that it does not make again.
+    recorded[0].abandoned = true;
+    assert_eq!(assembled(&recorded, Retries::Transport).0.dropped, dropped);
+    // It was sampled anew, and the ids are the same by chance: the new call is the one that is continued.
+    recorded.insert(0, Recorded { abandoned: false, ..recorded[0].clone() });
+    for (number, call) in recorded.iter_mut().enumerate() {
+        call.ended = number as u64;
+    }
+    recorded[0].undelivered = true;
+    let (assembly, segments) = assembled(&recorded, Retries::Transport);
+    let dropped = [(1, DropReason::Abandoned), (2, DropReason::Abandoned), (3, DropReason::Abandoned)];
+    assert_eq!((&assembly.dropped[..], segments.len(), &assembly.chains[0].calls[..]), (&dropped[..], 1, &[0, 4][..]));
 }
 
 #[test]

@@ -288,6 +288,7 @@ fn calls<'a>(turns: &'a [Turn], versions: &'a [Option<Vec<VersionSpan>>]) -> Vec
         stopped_on_token: turn.stopped_on_token,
         agent: turn.agent.as_deref(),
         delivered: turn.delivered,
+        abandoned: false,
         retry_count: turn.retry_count,
         reward: turn.reward,
         state_key: turn.state_key.as_deref(),

@@ -103,6 +103,15 @@ pub struct Extended {
     pub messages: usize,
 }
 
+/// What a request has in common with calls that were made before.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Repeated {
+    /// The calls that had the same request.
+    pub equal: Vec<u32>,
+    /// The calls that it may continue.
+    pub before: Vec<u32>,
+}
+
 /// Why a call cannot be added.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum HistoryError {
@@ -216,6 +225,26 @@ impl History {
             reached.extend(next.filter(|&next| self.key(next).is_some_and(|stored| key.stands_for(stored))));
         }
         (deepest, found)
+    }
+
+    /// The calls that had the same request: the same tools and template arguments, messages that this request stands for,
+    /// and the same agent. If some of them have the ids of its tool calls, only these.
+    #[must_use]
+    pub fn repeated(&self, request: &Canonical) -> Repeated {
+        let mut reached = vec![ROOT];
+        for key in &request.keys {
+            let next = reached.iter().flat_map(|place| self.next.get(&(*place, key.meaning)).into_iter().flatten());
+            let next = next.copied().filter(|&next| self.key(next).is_some_and(|stored| key.stands_for(stored)));
+            reached = next.collect();
+        }
+        let is_equal =
+            |call: &Place| call.head == request.head && call.agent == request.agent && reached.contains(&call.request);
+        let equal: Vec<(u32, Hash)> =
+            self.calls.iter().filter(|(_, call)| is_equal(call)).map(|(&seq, call)| (seq, call.ids)).collect();
+        let ids = request.ids.last().copied().unwrap_or(Hash::NO_IDS);
+        let has_ids = equal.iter().any(|(_, of)| *of == ids);
+        let equal = equal.into_iter().filter(|(_, of)| !has_ids || *of == ids).map(|(seq, _)| seq).collect();
+        Repeated { equal, before: self.continuable(request).1 }
     }
 
     /// What the call with this request adds to the history.

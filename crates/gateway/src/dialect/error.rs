@@ -41,6 +41,12 @@ pub enum DialectError {
         /// How it ended.
         why: String,
     },
+    /// The agent was given up: another attempt of its session has begun.
+    #[error("this agent was given up: {why}")]
+    Superseded {
+        /// Which attempt has begun.
+        why: String,
+    },
     /// The key is missing or wrong.
     #[error("the key is missing or does not belong to this session")]
     Unauthorized,
@@ -115,6 +121,8 @@ impl DialectError {
             Self::Invalid { .. } | Self::ContextLength { .. } | Self::Closed { .. } | Self::Refused { .. } => 400,
             Self::Unauthorized => 401,
             Self::NotFound { .. } => 404,
+            // Clients repeat it unless they are told not to, which they are.
+            Self::Superseded { .. } => 409,
             Self::BodyTooLarge { .. } => 413,
             Self::Unsupported { .. } => 422,
             Self::Internal => 500,
@@ -147,6 +155,7 @@ impl DialectError {
             // The word of OpenAI, which agents compare with.
             Self::ContextLength { .. } => "context_length_exceeded",
             Self::Closed { .. } => "session-closed",
+            Self::Superseded { .. } => "superseded",
             // The word of OpenAI.
             Self::Unauthorized => "invalid_api_key",
             Self::NotFound { .. } => "not-found",

@@ -15,7 +15,9 @@ use forebay_domain::{
 };
 use forebay_store::{
     error::StoreError,
-    ops::session::{BeginFinish, FindSession, ReopenSessions, calls::FindUnmarked, sweep::DueSessions},
+    ops::session::{
+        BeginFinish, FindSession, ReopenSessions, attempts::ParkSession, calls::FindUnmarked, sweep::DueSessions,
+    },
 };
 use forebay_wire::Violation;
 use tokio::time::Instant;
@@ -57,19 +59,23 @@ impl Buffer {
     /// Ends a session without a reward.
     #[instrument(level = "debug", skip_all, fields(session.id = %abort.session_id))]
     pub async fn abort_session(&self, abort: Abort) -> Result<Ended, BufferError> {
-        let Abort { session_id, reason, keep } = abort;
-        let ended = end_all(self, &[Ending { session_id, how: How::Abort { reason, keep } }]).await?.pop();
+        let Abort { session_id, reason, keep, attempt } = abort;
+        let ended = end_all(self, &[Ending { session_id, how: How::Abort { reason, keep, attempt } }]).await?.pop();
         Ok(ended.ok_or(StoreError::Closed)?)
     }
 }
 
-/// Ends sessions that are due, up to `limit`. A session with calls in flight in this process is not idle.
+/// Parks or ends sessions that are due, up to `limit`. A session with calls in flight in this process is not idle.
 pub(crate) async fn expire(buffer: &Buffer, limit: u32) -> Result<(), StoreError> {
     let now = buffer.clock.now();
     for session_id in buffer.store.read(DueSessions { now, limit }).await? {
         let is_busy = buffer.in_flight.has_calls(session_id);
         if is_busy && buffer.store.read(FindSession(session_id)).await?.is_some_and(|session| now < session.expires_at)
         {
+            continue;
+        }
+        if buffer.store.write(ParkSession { session_id, now }).await? {
+            tracing::info!(session.id = %session_id, "a session was parked: its agent makes no calls, and can be resumed");
             continue;
         }
         let mut outcome = end_all(buffer, &[Ending { session_id, how: How::Expire { posts: true } }]).await;
@@ -107,11 +113,11 @@ async fn end_all(buffer: &Buffer, wanted: &[Ending]) -> Result<Vec<Ended>, Buffe
 }
 
 /// Tries to end sessions until no call is recorded and no other request ends one of them meanwhile. `stopped` receives
-/// the sessions that were open before.
+/// the sessions that took calls before, with their states.
 async fn end_stable(
     buffer: &Buffer,
     wanted: &[Ending],
-    stopped: &mut Vec<SessionId>,
+    stopped: &mut Vec<(SessionId, SessionState)>,
 ) -> Result<Vec<Ended>, BufferError> {
     for _ in 0..ATTEMPTS_MAX {
         let mut found = Vec::with_capacity(wanted.len());
@@ -123,8 +129,8 @@ async fn end_stable(
             found.push(session);
         }
         if wanted.iter().any(|one| !matches!(one.how, How::Expire { .. })) {
-            let open = found.iter().filter(|session| session.state == SessionState::Open);
-            stopped.extend(open.map(|session| session.session_id));
+            let open = found.iter().filter(|session| session.state.takes_calls());
+            stopped.extend(open.map(|session| (session.session_id, session.state)));
             found = buffer.store.write(BeginFinish(wanted.iter().map(|one| one.session_id).collect())).await??;
         }
         match end_found(buffer, wanted, found).await {
@@ -260,6 +266,7 @@ fn report(buffer: &Buffer, session_id: SessionId, by_policy: &[OfPolicy]) {
         let dropped = [
             ("undelivered", tokens.undelivered),
             ("retry", tokens.retry),
+            ("abandoned", tokens.abandoned),
             ("aborted", tokens.aborted),
             ("trimmed", totals.trimmed),
         ];

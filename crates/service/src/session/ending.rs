@@ -52,6 +52,8 @@ pub struct Abort {
     pub reason: String,
     /// Whether the trajectories have segments.
     pub keep: bool,
+    /// The attempt that it ends, if it says so.
+    pub attempt: Option<u32>,
 }
 
 impl Finish {
@@ -120,9 +122,9 @@ impl Finish {
 impl Abort {
     /// Checks a request.
     pub fn parse(session_id: SessionId, sent: wire::AbortRequest) -> Result<Self, Refusal> {
-        let wire::AbortRequest { reason, keep } = sent;
+        let wire::AbortRequest { reason, keep, attempt } = sent;
         check_name(&reason).map_err(|detail| Refusal::invalid("/reason", detail))?;
-        Ok(Self { session_id, reason, keep })
+        Ok(Self { session_id, reason, keep, attempt })
     }
 }
 
@@ -164,6 +166,7 @@ pub(super) enum How {
     Abort {
         reason: String,
         keep: bool,
+        attempt: Option<u32>,
     },
     /// `posts` says whether its rollouts are posted.
     Expire {
@@ -199,7 +202,7 @@ impl Ending {
         let mut hasher = Hasher::default();
         match &self.how {
             How::Finish(finish) => return finish.content,
-            How::Abort { reason, keep } => {
+            How::Abort { reason, keep, .. } => {
                 hasher.text("abort");
                 hasher.text(reason);
                 hasher.tag(u8::from(*keep));
@@ -207,6 +210,15 @@ impl Ending {
             How::Expire { .. } => hasher.text("expire"),
         }
         hasher.finish()
+    }
+
+    /// The attempt that the request ends, if it says so.
+    fn attempt(&self) -> Option<u32> {
+        match &self.how {
+            How::Finish(finish) => finish.sent.attempt,
+            How::Abort { attempt, .. } => *attempt,
+            How::Expire { .. } => None,
+        }
     }
 
     pub(super) fn keeps_segments(&self) -> bool {
@@ -235,6 +247,9 @@ impl Ending {
     /// Refuses what can be refused without reading the calls.
     pub(super) fn check(&self, session: &Session, now: Timestamp) -> Result<(), Refusal> {
         self.ended(session)?;
+        if let Some(of) = self.attempt().filter(|attempt| *attempt != session.attempt) {
+            return Err(Refusal::AttemptSuperseded { attempt: session.attempt, of });
+        }
         match &self.how {
             How::Finish(finish) => finish.check(session),
             // A call may have been recorded since the session was due.

@@ -38,6 +38,10 @@ pub struct Opened {
     pub rollout_id: String,
     /// Whether it was opened before.
     pub duplicate: bool,
+    /// The attempt that the key belongs to.
+    pub attempt: u32,
+    /// The most attempts.
+    pub max_attempts: u32,
     /// When it expires at the latest.
     pub expires_at: Timestamp,
 }
@@ -144,6 +148,8 @@ impl Buffer {
             key,
             rollout_id: open.spec.rollout_id.clone(),
             duplicate: opened.duplicate,
+            attempt: opened.attempt,
+            max_attempts: opened.max_attempts,
             expires_at: opened.expires_at,
         })
     }

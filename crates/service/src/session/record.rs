@@ -13,8 +13,8 @@ use forebay_domain::{
     ids::{CallPk, PolicyName, SessionId, SessionPk, check_name},
     refusal::Refusal,
     session::{
-        ANY_MODEL, CallHead, FindAnswer, KeepSession, RecordCall, RecordedCall, Session, SessionBounds, SessionKeyHash,
-        SessionPolicy,
+        ANY_MODEL, CallHead, FindAnswer, KeepSession, RecordCall, RecordedCall, ReplayCall, Session, SessionBounds,
+        SessionKeyHash, SessionPolicy, StoredAnswer,
         notes::SessionNotes,
         paths::{CallPaths, Shared},
     },
@@ -119,7 +119,18 @@ pub struct NewCall {
     pub response: String,
 }
 
-/// The recorded answer to a request that its client repeats.
+/// How a call was sent.
+#[derive(Clone, Debug)]
+pub struct SentCall {
+    /// The API that the agent uses.
+    pub dialect: String,
+    /// Digest of the request's body.
+    pub body_digest: [u8; 32],
+    /// How many times the client says that it has repeated the request.
+    pub retry_count: u32,
+}
+
+/// The recorded answer to a request that is sent again.
 #[derive(Clone, Debug)]
 pub struct Replayed {
     pub call: RecordedCall,
@@ -161,6 +172,12 @@ impl CallPermit {
     #[must_use]
     pub fn sampling(&self) -> Sampling {
         self.session.spec.sampling
+    }
+
+    /// The attempt of the session that the call belongs to.
+    #[must_use]
+    pub fn attempt(&self) -> u32 {
+        self.session.attempt
     }
 
     /// How many calls the session had when the call arrived.
@@ -235,14 +252,23 @@ impl Buffer {
 /// The session of a key, which must be open.
 async fn open_session(buffer: &Buffer, id: Option<SessionId>, key: &str) -> Result<Session, BufferError> {
     let found = buffer.store.read(FindSessionOfKey(SessionKeyHash::of(key))).await?;
-    let session = found.filter(|session| id.is_none_or(|id| id == session.session_id));
-    let session = session.ok_or(Refusal::UnknownSessionKey)?;
+    let found = found.filter(|(session, _)| id.is_none_or(|id| id == session.session_id));
+    let (session, of) = found.ok_or(Refusal::UnknownSessionKey)?;
+    if of != session.attempt {
+        return Err(Refusal::AttemptSuperseded { attempt: session.attempt, of }.into());
+    }
+    let now = buffer.clock.now();
+    if !session.state.takes_calls() {
+        return Err(Refusal::SessionEnded(session.state).into());
+    }
     // The sweep ends sessions that are due, but not at the very moment.
-    if session.state == SessionState::Open && session.expires_at <= buffer.clock.now() {
+    if session.expires_at <= now {
         return Err(Refusal::SessionEnded(SessionState::Expired).into());
     }
-    if session.state != SessionState::Open {
-        return Err(Refusal::SessionEnded(session.state).into());
+    if session.state == SessionState::Parked {
+        // The agent is there after all, and its call may take longer than the session is idle.
+        let (session_pk, attempt) = (session.session_pk, session.attempt);
+        buffer.store.write(KeepSession { session_pk, attempt, now }).await??;
     }
     Ok(session)
 }
@@ -255,11 +281,11 @@ impl Buffer {
     }
 
     /// Notes that the agent of a session is at work although no call is recorded, so that the session does not expire.
-    /// Refused if the session has ended, also at another replica.
+    /// Refused if the session has ended or another attempt has begun, also at another replica.
     #[instrument(level = "debug", skip_all, fields(session.id = %permit.session_id()))]
     pub async fn keep_session(&self, permit: &CallPermit) -> Result<(), BufferError> {
-        let keep = KeepSession { session_pk: permit.session.session_pk, now: self.clock.now() };
-        Ok(self.store.write(keep).await??)
+        let Session { session_pk, attempt, .. } = permit.session;
+        Ok(self.store.write(KeepSession { session_pk, attempt, now: self.clock.now() }).await??)
     }
 
     /// Remembers what happened to a call, for the receipts of the session.
@@ -272,45 +298,49 @@ impl Buffer {
         Ok(())
     }
 
-    /// Begins a call: returns the recorded answer if the client says that it repeats a request. Any other call is refused
-    /// if its session has as much as it may have; a repeat is not, because it adds nothing.
-    #[instrument(level = "debug", skip_all, fields(session.id = %permit.session_id()))]
-    pub async fn begin_call(
-        &self,
-        permit: &CallPermit,
-        dialect: &str,
-        body_digest: [u8; 32],
-        retry_count: u32,
-    ) -> Result<Option<Replayed>, BufferError> {
-        if retry_count > 0
-            && let Some(replayed) = self.replay(permit, dialect, body_digest, retry_count).await?
-        {
-            return Ok(Some(replayed));
-        }
+    /// Refuses a call if its session has as much as it may have. One that is answered with what was recorded adds nothing,
+    /// and needs no room.
+    pub async fn require_room(&self, permit: &CallPermit) -> Result<(), BufferError> {
         match permit.full {
             Some(what) => Err(full_of(self, &permit.session, what).await?.into()),
-            None => Ok(None),
+            None => Ok(()),
         }
     }
 
-    async fn replay(
-        &self,
-        permit: &CallPermit,
-        dialect: &str,
-        body_digest: [u8; 32],
-        retry_count: u32,
-    ) -> Result<Option<Replayed>, BufferError> {
+    /// The recorded answer to a request that its client repeats.
+    #[instrument(level = "debug", skip_all, fields(session.id = %permit.session_id()))]
+    pub async fn repeated_call(&self, permit: &CallPermit, sent: &SentCall) -> Result<Option<Replayed>, BufferError> {
+        if sent.retry_count == 0 {
+            return Ok(None);
+        }
         // A client repeats the call whose answer it did not receive. An agent that asks the same twice has two answers, so one
         // that was delivered is not given again.
         self.flush_delivered().await?;
-        let Session { session_pk, session_id, .. } = permit.session;
+        let Session { session_pk, session_id, attempt, .. } = permit.session;
+        let SentCall { dialect, body_digest, retry_count } = sent.clone();
         let sending = self.delivered.sending(session_id);
-        let find = FindAnswer { session_pk, dialect: dialect.to_owned(), body_digest, retry_count, sending };
-        let Some(found) = self.store.read(find).await? else { return Ok(None) };
-        permit.begin(found.call.call_pk);
-        let response = unpack_text(&found.response)
-            .map_err(|damage| StoreError::Corrupt(format!("response of call {}: {damage}", found.call.call_pk)))?;
-        Ok(Some(Replayed { call: found.call, response }))
+        let find = FindAnswer { session_pk, attempt, dialect, body_digest, retry_count, sending };
+        self.store.read(find).await?.map(|found| replayed(permit, &found)).transpose()
+    }
+
+    /// The answer to a call that an earlier attempt has made, too. `equal` are the numbers of the recorded calls that are
+    /// equal to it, and `before` those of the calls that it may continue.
+    #[instrument(level = "debug", skip_all, fields(session.id = %permit.session_id()))]
+    pub async fn resumed_call(
+        &self,
+        permit: &CallPermit,
+        sent: &SentCall,
+        equal: Vec<u32>,
+        before: Vec<u32>,
+    ) -> Result<Option<Replayed>, BufferError> {
+        // What is known of the answers of earlier attempts is stored before, because this changes it.
+        self.flush_delivered().await?;
+        let Session { session_pk, attempt, .. } = permit.session;
+        let SentCall { dialect, body_digest, retry_count } = sent.clone();
+        let now = self.clock.now();
+        let replay = ReplayCall { session_pk, attempt, equal, before, dialect, body_digest, retry_count, now };
+        let found = self.store.write(replay).await??;
+        found.map(|found| replayed(permit, &found)).transpose()
     }
 
     /// Records a call. It is durable when this returns.
@@ -345,6 +375,7 @@ impl Buffer {
         };
         let record = RecordCall {
             session_pk: session.session_pk,
+            attempt: session.attempt,
             policy: call.policy.clone(),
             head: CallHead {
                 agent: call.agent.clone(),
@@ -386,6 +417,15 @@ impl Buffer {
         self.metrics.call_recorded(call.policy.as_str(), sampled as u64);
         Ok(recorded)
     }
+}
+
+/// A stored answer that is sent again.
+fn replayed(permit: &CallPermit, found: &StoredAnswer) -> Result<Replayed, BufferError> {
+    let call_pk = found.call.call_pk;
+    permit.begin(call_pk);
+    let response = unpack_text(&found.response)
+        .map_err(|damage| StoreError::Corrupt(format!("response of call {call_pk}: {damage}")))?;
+    Ok(Replayed { call: found.call, response })
 }
 
 /// What is stored of a call, compressed.

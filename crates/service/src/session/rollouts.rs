@@ -115,6 +115,7 @@ pub(super) async fn assemble(buffer: &Buffer, wanted: &Ending, session: &Session
     let end = EndSession {
         session_pk: session.session_pk,
         calls: session.calls,
+        attempt: session.attempt,
         runs: current.iter().map(|policy| (policy.policy.clone(), policy.run)).collect(),
         state: wanted.state(),
         reason: wanted.reason(),

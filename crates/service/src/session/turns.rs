@@ -100,6 +100,7 @@ pub(super) fn reason_name(reason: DropReason) -> &'static str {
         DropReason::Empty => "empty",
         DropReason::Undelivered => "undelivered",
         DropReason::Retry => "retry",
+        DropReason::Abandoned => "abandoned",
     }
 }
 
@@ -174,6 +175,8 @@ struct OfPolicy<'a> {
     places: Vec<u64>,
     /// Whether each call counts as delivered.
     delivered: Vec<bool>,
+    /// The last attempt of the session that made a call. One that made none gave nothing up.
+    attempt: u32,
 }
 
 impl<'a> OfPolicy<'a> {
@@ -199,7 +202,8 @@ impl<'a> OfPolicy<'a> {
             places[call] = place as u64;
         }
         let delivered = delivery::counts(all, &stored);
-        Self { stored, prompts, places, delivered }
+        let attempt = all.calls.iter().map(|call| call.used_in).max().unwrap_or_default();
+        Self { stored, prompts, places, delivered, attempt }
     }
 
     fn calls<'s>(&'s self, said: &'s SaidOfCalls) -> Result<CallSet<'s>, NoBeginning> {
@@ -214,6 +218,7 @@ impl<'a> OfPolicy<'a> {
             stopped_on_token: stored.head.stopped_on_token,
             agent: stored.head.agent.as_deref(),
             delivered: *delivered,
+            abandoned: stored.used_in < self.attempt,
             retry_count: stored.head.retry_count,
             reward: said.rewards.get(&stored.seq).copied(),
             state_key: said.states.get(&stored.seq).map(String::as_str),
@@ -246,6 +251,7 @@ impl<'a> OfPolicy<'a> {
                 DropReason::Empty => dropped.empty += number,
                 DropReason::Undelivered => dropped.undelivered += number,
                 DropReason::Retry => dropped.retry += number,
+                DropReason::Abandoned => dropped.abandoned += number,
             };
             count(&mut totals.dropped, 1);
             count(&mut totals.dropped_tokens, sampled(call));
@@ -266,6 +272,7 @@ pub(super) fn add(totals: &mut SessionAssembly, other: &SessionAssembly) {
         sum.empty += other.empty;
         sum.undelivered += other.undelivered;
         sum.retry += other.retry;
+        sum.abandoned += other.abandoned;
         sum.aborted += other.aborted;
     }
 }

@@ -1,7 +1,9 @@
 //! Sessions in the store: their rows, and their end in the transaction that ingests their rollouts.
 
+pub mod attempts;
 pub mod calls;
 mod open;
+pub(super) mod parked;
 pub mod sweep;
 
 use async_trait::async_trait;
@@ -31,6 +33,7 @@ use crate::{
 pub(super) struct EndingSession {
     pub(super) state: SessionState,
     pub(super) calls: u32,
+    pub(super) attempt: u32,
     pub(super) policies: Vec<PolicyPk>,
 }
 
@@ -50,11 +53,11 @@ pub(super) async fn lock_ending(
     // The rows are locked first. Calls and other ends wait here, and find the session ended.
     const LOCK_ENDING: Statement = Statement {
         sqlite: "-- lock_ending_sessions
-            SELECT session_pk, state, calls
+            SELECT session_pk, state, calls, attempt
             FROM session
             WHERE session_pk IN (SELECT value FROM json_each($1))",
         postgres: "-- lock_ending_sessions
-            SELECT session_pk, state, calls
+            SELECT session_pk, state, calls, attempt
             FROM session
             WHERE session_pk = ANY ($1::bigint[])
             ORDER BY session_pk
@@ -72,7 +75,12 @@ pub(super) async fn lock_ending(
     }
     let keys = || args![key_list(ends.iter().map(|end| end.session_pk.0))];
     for mut row in tx.fetch_all(LOCK_ENDING, keys()).await? {
-        let ending = EndingSession { state: row.get("state")?, calls: row.get("calls")?, policies: Vec::new() };
+        let ending = EndingSession {
+            state: row.get("state")?,
+            calls: row.get("calls")?,
+            attempt: row.get("attempt")?,
+            policies: Vec::new(),
+        };
         locked.insert(row.get("session_pk")?, ending);
     }
     for mut row in tx.fetch_all(SELECT_POLICIES, keys()).await? {
@@ -90,12 +98,12 @@ pub(super) async fn write_ended(tx: &mut Tx<'_>, ended: &[EndedSession<'_>], now
         UPDATE session
         SET state = $2, reason = $3, end_digest = $4, outcome = $5, ended_us = $6, purge_us = $7, forget_us = $8,
             due_us = NULL
-        WHERE session_pk = $1 AND state IN ('open', 'finishing')",
+        WHERE session_pk = $1 AND state IN ('open', 'parked', 'finishing')",
     );
     const END_POLICIES: Statement = Statement::new(
         "-- end_session_policies
         UPDATE session_policy
-        SET is_live = 0
+        SET is_live = 0, is_parked = 0
         WHERE session_pk = $1",
     );
     const DELETE_ADMISSION: Statement = Statement::new(
@@ -129,11 +137,16 @@ pub(super) async fn write_ended(tx: &mut Tx<'_>, ended: &[EndedSession<'_>], now
 
 macro_rules! select_session {
     ($from:literal, $tail:literal) => {
+        select_session!("", $from, $tail)
+    };
+    ($more:literal, $from:literal, $tail:literal) => {
         concat!(
             "-- select_session
             SELECT s.session_pk, s.session_id, s.state, s.reason, s.spec, s.max_calls, s.calls, s.bytes, s.segments,
-                s.tokens, s.is_full, s.notes, s.opened_us, s.last_call_us, s.expires_us, s.due_us, s.ended_us, s.end_digest,
-                s.outcome
+                s.tokens, s.is_full, s.notes, s.attempt, s.max_attempts, s.opened_us, s.last_call_us, s.expires_us, s.due_us,
+                s.ended_us, s.end_digest, s.outcome",
+            $more,
+            "
             FROM ",
             $from,
             "session AS s ",
@@ -160,6 +173,8 @@ fn read(mut row: Row) -> Result<Session, StoreError> {
         tokens: row.get("tokens")?,
         is_full: row.get("is_full")?,
         notes: SessionNotes::of_number(row.get("notes")?),
+        attempt: row.get("attempt")?,
+        max_attempts: row.get("max_attempts")?,
         opened_at: row.get("opened_us")?,
         last_call_at: row.get("last_call_us")?,
         expires_at: row.get("expires_us")?,
@@ -239,21 +254,24 @@ impl Op for FindSession {
     }
 }
 
+/// The session of a key, and the attempt that the key belongs to.
 pub struct FindSessionOfKey(pub SessionKeyHash);
 
 #[async_trait]
 impl Op for FindSessionOfKey {
-    type Output = Option<Session>;
+    type Output = Option<(Session, u32)>;
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
         const BY_KEY: Statement = Statement::new(select_session!(
+            ", k.attempt AS key_attempt",
             "session_key AS k
             JOIN ",
             "ON s.session_pk = k.session_pk
             WHERE k.hash = $1"
         ));
-        let rows = tx.fetch_all(BY_KEY, args![self.0.as_bytes()]).await?;
-        Ok(read_all(tx, rows).await?.pop())
+        let Some(mut row) = tx.fetch_optional(BY_KEY, args![self.0.as_bytes()]).await? else { return Ok(None) };
+        let attempt = row.get("key_attempt")?;
+        Ok(read_all(tx, vec![row]).await?.pop().map(|session| (session, attempt)))
     }
 }
 
@@ -326,7 +344,7 @@ impl Op for BeginFinish {
             "-- stop_session_calls
             UPDATE session
             SET state = 'finishing'
-            WHERE session_pk = $1 AND state = 'open'",
+            WHERE session_pk = $1 AND state IN ('open', 'parked')",
         );
         let mut found = Vec::with_capacity(self.0.len());
         for session_id in &self.0 {
@@ -342,11 +360,9 @@ impl Op for BeginFinish {
             let session_pk = found[index].session_pk;
             let mut row = tx.fetch_one(LOCK_SESSION, args![session_pk]).await?;
             let state: SessionState = row.get("state")?;
-            if state == SessionState::Open {
+            if state.takes_calls() {
                 tx.guarded(STOP_CALLS, args![session_pk], 1).await?;
-                for policy in policies_of(tx, session_pk).await? {
-                    count_move(tx, policy, SessionState::Open, SessionState::Finishing);
-                }
+                parked::moved(tx, session_pk, state, SessionState::Finishing).await?;
             }
             // The rows are read again under the lock.
             if let Some(session) = FindSession(self.0[index]).run(tx).await? {
@@ -357,8 +373,8 @@ impl Op for BeginFinish {
     }
 }
 
-/// Permits new calls of sessions whose finish was refused.
-pub struct ReopenSessions(pub Vec<SessionId>);
+/// Gives sessions whose finish was refused the states that they had before.
+pub struct ReopenSessions(pub Vec<(SessionId, SessionState)>);
 
 #[async_trait]
 impl Op for ReopenSessions {
@@ -368,35 +384,19 @@ impl Op for ReopenSessions {
         const REOPEN: Statement = Statement::new(
             "-- reopen_session
             UPDATE session
-            SET state = 'open'
+            SET state = $2
             WHERE session_id = $1 AND state = 'finishing'
             RETURNING session_pk",
         );
         // In the order of their ids, which is the order in which replicas lock several sessions here.
         let mut sessions = self.0.clone();
-        sessions.sort_unstable();
-        for session_id in sessions {
-            let Some(mut row) = tx.fetch_optional(REOPEN, args![session_id.as_bytes()]).await? else { continue };
-            for policy in policies_of(tx, row.get("session_pk")?).await? {
-                count_move(tx, policy, SessionState::Finishing, SessionState::Open);
+        sessions.sort_unstable_by_key(|(session_id, _)| *session_id);
+        for (session_id, before) in sessions {
+            let reopened = tx.fetch_optional(REOPEN, args![session_id.as_bytes(), before]).await?;
+            if let Some(mut row) = reopened {
+                parked::moved(tx, row.get("session_pk")?, SessionState::Finishing, before).await?;
             }
         }
         Ok(())
     }
-}
-
-async fn policies_of(tx: &mut Tx<'_>, session: SessionPk) -> Result<Vec<PolicyPk>, StoreError> {
-    const SELECT_POLICIES: Statement = Statement::new(
-        "-- select_policies_of_session
-        SELECT policy_pk
-        FROM session_policy
-        WHERE session_pk = $1",
-    );
-    let rows = tx.fetch_all(SELECT_POLICIES, args![session]).await?;
-    rows.into_iter().map(|mut row| row.get("policy_pk")).collect()
-}
-
-fn count_move(tx: &mut Tx<'_>, policy: PolicyPk, from: SessionState, to: SessionState) {
-    tx.tallies().add(policy, Tally::Sessions(from), -1);
-    tx.tallies().add(policy, Tally::Sessions(to), 1);
 }

@@ -433,7 +433,7 @@ impl Op for Probe {
             sqlite: "-- reach_tables\nSELECT 1 AS reached",
             postgres: "-- reach_tables
                 LOCK TABLE policy, rollout_group, rollout, payload, batch, batch_group, admission, tally, tally_change, recent,
-                    session, session_policy, session_key, session_call, scoring, score
+                    session, session_policy, session_key, session_call, session_saved, scoring, score
                 IN ROW EXCLUSIVE MODE NOWAIT",
         };
         const PROBE: Statement = Statement::new("-- probe\nUPDATE policy SET run = run WHERE name = 'default'");

@@ -310,7 +310,7 @@ pub(super) const ROWS: &[Row] = rows! {
         }
     ]
     [
-        /// How calls ended: recorded, replayed, forwarded, or the code of an error.
+        /// How calls ended: recorded, replayed, resumed (in a later attempt of a session), forwarded, or the code of an error.
         "Calls of agents by outcome" = Lines in "si:batches" {
             "sum by (dialect, outcome) (rate(forebay_agent_calls_total[$__rate_interval]))" => "{{dialect}} {{outcome}}",
             "sum (forebay_agent_calls_in_flight)" => "in flight",

@@ -25,6 +25,11 @@ pub(crate) enum SessionOperation {
         session: SessionPick,
         changed: bool,
     },
+    /// `wrong` names another attempt than the one that is under way; none names no attempt.
+    Resume {
+        session: SessionPick,
+        wrong: Option<bool>,
+    },
     AgentCall {
         session: SessionPick,
         key: KeyPlan,
@@ -155,6 +160,11 @@ impl SessionOperation {
                     }
                     None => Call::Turns { session: None },
                 }
+            }
+            Self::Resume { session, wrong } => {
+                let session = session.resolve(now);
+                let attempt = session.and_then(|number| now.sessions.get(&number)).map_or(1, |known| known.attempt);
+                Call::ResumeSession { session, after: wrong.map(|wrong| attempt + u32::from(wrong)) }
             }
             Self::AgentCall { session, key, plan } => {
                 let session = session.resolve(now);

@@ -129,6 +129,8 @@ fn session_operation() -> impl Strategy<Value = SessionOperation> {
         10 => opening().prop_map(SessionOperation::Open),
         4 => (prop_oneof![session(), ended_session()], any::<bool>())
             .prop_map(|(session, changed)| SessionOperation::Reopen { session, changed }),
+        4 => (prop_oneof![4 => session(), 1 => ended_session()], option::of(select(vec![false, false, false, true])))
+            .prop_map(|(session, wrong)| SessionOperation::Resume { session, wrong }),
         20 => (session(), session_key(), call_plan())
             .prop_map(|(session, key, plan)| SessionOperation::AgentCall { session, key, plan }),
         5 => (session(), session_key()).prop_map(|(session, key)| SessionOperation::BeginCall { session, key }),
@@ -144,11 +146,12 @@ fn session_operation() -> impl Strategy<Value = SessionOperation> {
 }
 
 fn session() -> impl Strategy<Value = SessionPick> {
-    use SessionState::{Aborted, Expired, Finished, Open};
+    use SessionState::{Aborted, Expired, Finished, Open, Parked};
     let open = (0..3_usize).prop_map(|nth| SessionPick { state: Some(Open), nth });
     let ended = (select(vec![None, Some(Finished), Some(Aborted), Some(Expired)]), 0..6_usize)
         .prop_map(|(state, nth)| SessionPick { state, nth });
-    prop_oneof![8 => open, 1 => ended]
+    let parked = (0..3_usize).prop_map(|nth| SessionPick { state: Some(Parked), nth });
+    prop_oneof![7 => open, 1 => parked, 1 => ended]
 }
 
 fn ended_session() -> impl Strategy<Value = SessionPick> {
@@ -284,7 +287,8 @@ fn policy() -> impl Strategy<Value = PolicyNumber> {
 
 fn rules() -> impl Strategy<Value = Rules> {
     let group = (select(vec![1, 1, 2, 2, 3]), 1..3_u32, select(vec![30, 100]), any::<bool>(), any::<bool>());
-    let group = (group, select(vec![Retries::Transport, Retries::Last, Retries::Keep]));
+    let sessions = (select(vec![Retries::Transport, Retries::Last, Retries::Keep]), select(vec![1, 1, 2, 3]));
+    let group = (group, sessions);
     let order = select(vec![BatchOrder::Fifo, BatchOrder::Freshest]);
     let batch = (select(vec![1, 2, 2, 3]), select(vec![None, None, Some(7), Some(12)]), order, environments());
     let lease = (select(vec![10, 60]), select(vec![1, 2, 2, 5]), select(vec![0, 1, 2, 2, 20]));
@@ -304,7 +308,7 @@ fn rules() -> impl Strategy<Value = Rules> {
         (select(vec![0, 50, 500]), select(vec![0, 20, 500]), select(vec![0, 30]), select(vec![0, 40, 2_000, 2_000]));
     let group = (group, option::weighted(0.2, select(vec![5, 60, 300])));
     (group, batch, lease, staleness, weighting, retention).prop_map(
-        |(((group, retries), scored_s), batch, lease, staleness, weighting, retention)| Rules {
+        |(((group, (retries, max_attempts)), scored_s), batch, lease, staleness, weighting, retention)| Rules {
             size: group.0,
             min_size: group.1.min(group.0),
             timeout_s: group.2,
@@ -322,6 +326,7 @@ fn rules() -> impl Strategy<Value = Rules> {
             backlog: staleness.1,
             settled_by_ack: false,
             retries,
+            max_attempts,
             weighting,
             trained_s: retention.0,
             settled_s: retention.1,

@@ -25,6 +25,7 @@ struct Recorded {
     stopped_on_token: bool,
     agent: Option<&'static str>,
     undelivered: bool,
+    abandoned: bool,
     retry_count: u32,
 }
 
@@ -47,9 +48,10 @@ pub(super) struct Assembled {
     pub(super) breaks: Vec<Option<(usize, usize)>>,
 }
 
-/// Assembles calls in the order of their ends, each with whether it was delivered.
-pub(super) fn assemble(calls: &[(&AgentCall, bool)], retries: Retries) -> Assembled {
-    let recorded = calls.iter().enumerate().map(|(ended, (call, delivered))| Recorded {
+/// Assembles calls in the order of their ends, each with whether it was delivered, and whether it belongs to an attempt
+/// that was given up.
+pub(super) fn assemble(calls: &[(&AgentCall, bool, bool)], retries: Retries) -> Assembled {
+    let recorded = calls.iter().enumerate().map(|(ended, (call, delivered, abandoned))| Recorded {
         ended: ended as u64,
         prompt: call.prompt.clone(),
         ids: call.ids.clone(),
@@ -58,6 +60,7 @@ pub(super) fn assemble(calls: &[(&AgentCall, bool)], retries: Retries) -> Assemb
         stopped_on_token: call.stopped,
         agent: call.agent.map(|agent| AGENTS[agent]),
         undelivered: !delivered,
+        abandoned: *abandoned,
         retry_count: call.retries,
     });
     let recorded: Vec<Recorded> = recorded.collect();
@@ -76,6 +79,7 @@ pub(super) fn assemble(calls: &[(&AgentCall, bool)], retries: Retries) -> Assemb
             DropReason::Empty => "empty",
             DropReason::Undelivered => "undelivered",
             DropReason::Retry => "retry",
+            DropReason::Abandoned => "abandoned",
         };
         *count(&mut totals.dropped, *reason) += 1;
         *count(&mut totals.dropped_tokens, *reason) += recorded[call].ids.len() as u64;
@@ -95,7 +99,7 @@ pub(super) fn assemble(calls: &[(&AgentCall, bool)], retries: Retries) -> Assemb
     });
     let segments: Vec<Segment> = segments.collect();
     totals.trained_tokens = segments.iter().flat_map(|segment| &segment.mask).map(|&bit| u64::from(bit)).sum();
-    let sampled_nothing = totals.sampled_tokens == 0 && calls.iter().any(|(_, delivered)| *delivered);
+    let sampled_nothing = totals.sampled_tokens == 0 && calls.iter().any(|(_, delivered, _)| *delivered);
     Assembled { segments, totals, sampled_nothing, outcomes, breaks }
 }
 
@@ -109,6 +113,7 @@ fn count(dropped: &mut SessionDropped, reason: DropReason) -> &mut u64 {
         DropReason::Empty => &mut dropped.empty,
         DropReason::Undelivered => &mut dropped.undelivered,
         DropReason::Retry => &mut dropped.retry,
+        DropReason::Abandoned => &mut dropped.abandoned,
     }
 }
 
@@ -118,6 +123,7 @@ pub(super) fn add(totals: &mut SessionAssembly, other: &SessionAssembly) {
         one.empty += other.empty;
         one.undelivered += other.undelivered;
         one.retry += other.retry;
+        one.abandoned += other.abandoned;
         one.aborted += other.aborted;
     };
     totals.calls += other.calls;

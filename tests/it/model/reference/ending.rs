@@ -166,12 +166,27 @@ impl Reference {
             if self.is_busy(number) {
                 continue;
             }
+            if self.can_park(number) {
+                let session = self.session_mut(number);
+                (session.state, session.due_at) = (SessionState::Parked, Some(session.expires_at));
+                continue;
+            }
             let expire = |posts| [(Some(number), Ending::Expire { posts })];
             if self.end_all(&expire(true)).is_err() {
                 // For example, another rollout with its id was posted meanwhile.
                 self.end_all(&expire(false)).expect("without rollouts, nothing can be refused");
             }
         }
+    }
+
+    /// Whether an idle session may be resumed.
+    fn can_park(&self, number: SessionNumber) -> bool {
+        let session = &self.sessions[&number];
+        let is_current = |of: &OfPolicy| of.run == self.policies[of.policy].run;
+        session.state == SessionState::Open
+            && self.now < session.expires_at
+            && session.attempt < session.max_attempts
+            && session.policies.iter().all(is_current)
     }
 
     fn is_busy(&self, number: SessionNumber) -> bool {
@@ -187,7 +202,10 @@ impl Reference {
             let is_due = at_hand(session.due_at);
             let posted = |of: &OfPolicy| self.rollout_named(of.policy, session.opening.rollout).is_some();
             due.extend((is_due && self.is_busy(*number)).then_some("session, busy"));
-            due.extend((is_due && self.now < session.expires_at).then_some("session, idle"));
+            due.extend((is_due && self.can_park(*number)).then_some("session, parked"));
+            let is_idle = is_due && self.now < session.expires_at && !self.can_park(*number);
+            due.extend((is_idle && session.state == SessionState::Parked).then_some("session, room needed"));
+            due.extend((is_idle && session.state == SessionState::Open).then_some("session, idle"));
             due.extend((is_due && self.now >= session.expires_at).then_some("session, too old"));
             due.extend((is_due && session.policies.iter().any(posted)).then_some("session, posted"));
             due.extend(at_hand(session.purge_at).then_some("session, purge"));

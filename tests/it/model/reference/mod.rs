@@ -267,6 +267,7 @@ impl Reference {
                 Ok(Answer::Done)
             }
             Call::OpenSession(opening) => self.open(opening),
+            Call::ResumeSession { session, after } => self.resume_session(*session, *after),
             Call::Record { session, key, sent } => {
                 self.begin(*session, *key).map(|call| self.end_call(call, Some(sent)))
             }

@@ -44,6 +44,9 @@ pub(crate) struct Session {
     pub(super) expires_at: i64,
     pub(super) due_at: Option<i64>,
     pub(super) ended_at: Option<i64>,
+    /// The attempt that is under way, and the most attempts.
+    pub(crate) attempt: u32,
+    pub(super) max_attempts: u32,
     /// How it ended.
     pub(crate) end: Option<Ending>,
     pub(super) outcome: Option<(Vec<Receipt>, SessionAssembly)>,
@@ -69,6 +72,8 @@ pub(crate) struct OfPolicy {
 pub(crate) struct Stored {
     pub(crate) policy: PolicyNumber,
     pub(crate) sent: AgentCall,
+    /// The attempt that made it.
+    attempt: u32,
     /// Whether it is marked as delivered or as lost; none if neither is stored.
     pub(super) delivered: Option<bool>,
 }
@@ -77,6 +82,7 @@ pub(crate) struct Stored {
 #[derive(Clone, Debug)]
 pub(crate) struct InFlight {
     pub(crate) session: SessionNumber,
+    attempt: u32,
     /// The policies of the session, which may be forgotten before the call ends.
     policies: Vec<PolicyNumber>,
     /// What the session had the most of when the call began.
@@ -87,7 +93,7 @@ pub(crate) struct InFlight {
 
 impl Session {
     pub(crate) fn is_live(&self) -> bool {
-        matches!(self.state, SessionState::Open | SessionState::Finishing)
+        matches!(self.state, SessionState::Open | SessionState::Parked | SessionState::Finishing)
     }
 
     pub(super) fn has(&self, policy: PolicyNumber) -> bool {
@@ -110,8 +116,12 @@ impl Session {
 
     /// The segments of a policy's calls.
     pub(super) fn assembled(&self, policy: PolicyNumber, retries: Retries) -> Assembled {
-        let calls: Vec<(&AgentCall, bool)> =
-            self.calls_of(policy).map(|(seq, call)| (&call.sent, self.counts_as_delivered(seq, call))).collect();
+        // Of any policy.
+        let last = self.calls.iter().map(|call| call.attempt).max();
+        let calls: Vec<(&AgentCall, bool, bool)> = self
+            .calls_of(policy)
+            .map(|(seq, call)| (&call.sent, self.counts_as_delivered(seq, call), Some(call.attempt) < last))
+            .collect();
         assembling::assemble(&calls, retries)
     }
 
@@ -181,7 +191,7 @@ impl Reference {
                 let same = Opening { group_size: known.opening.group_size, ..opening.clone() } == known.opening;
                 return if !same {
                     Err(Refused::SessionConflict)
-                } else if known.state == SessionState::Open {
+                } else if matches!(known.state, SessionState::Open | SessionState::Parked) {
                     Ok(Answer::Opened { session, duplicate: true, expires_at: known.expires_at })
                 } else {
                     Err(Refused::SessionEnded(known.state))
@@ -190,8 +200,14 @@ impl Reference {
         }
         let mut policies = Vec::new();
         let expires_at = self.now + opening.ttl_s;
+        let mut max_attempts = u32::MAX;
         for (index, &policy) in opening.policies.iter().enumerate() {
-            let group_size = self.check_opening(opening, index, policy)?;
+            let checked = self.check_opening(opening, index, policy);
+            if checked == Err(Refused::NoRoom) {
+                self.release_parked(policy);
+            }
+            let group_size = checked?;
+            max_attempts = max_attempts.min(self.policies[policy].rules.max_attempts);
             let (run, version) = (self.policies[policy].run, self.policies[policy].version);
             policies.push(OfPolicy { policy, run, version, group_size, reserved_until: Some(expires_at + GRACE_S) });
         }
@@ -211,6 +227,8 @@ impl Reference {
             expires_at,
             due_at: Some(expires_at.min(self.now + opening.idle_s)),
             ended_at: None,
+            attempt: 1,
+            max_attempts,
             end: None,
             outcome: None,
             purge_at: None,
@@ -219,6 +237,51 @@ impl Reference {
         };
         self.sessions.insert(session, new);
         Ok(Answer::Opened { session, duplicate: false, expires_at })
+    }
+
+    /// The oldest parked session gives up its room to whoever was refused.
+    fn release_parked(&mut self, policy: PolicyNumber) {
+        let now = self.now;
+        let is_parked = |session: &&mut Session| session.state == SessionState::Parked && session.has(policy);
+        if let Some(session) = self.sessions.values_mut().find(is_parked) {
+            session.due_at = session.due_at.min(Some(now));
+        }
+    }
+
+    /// The agent of a session is started again.
+    pub(super) fn resume_session(&mut self, session: Option<SessionNumber>, after: Option<u32>) -> Outcome {
+        let number = session.filter(|number| self.sessions.contains_key(number)).ok_or(Refused::Unknown)?;
+        let known = &self.sessions[&number];
+        if !matches!(known.state, SessionState::Open | SessionState::Parked) {
+            return Err(Refused::SessionEnded(known.state));
+        }
+        if known.expires_at <= self.now {
+            return Err(Refused::SessionEnded(SessionState::Expired));
+        }
+        if let Some(reset) = known.policies.iter().find(|of| of.run != self.policies[of.policy].run) {
+            return Err(Refused::SessionReset(format!("policy-{}", reset.policy)));
+        }
+        if after.is_some_and(|after| after != known.attempt) {
+            return Err(Refused::AttemptOver);
+        }
+        if known.attempt >= known.max_attempts {
+            return Err(Refused::NoAttemptsLeft);
+        }
+        for call in self.in_flight.values_mut().filter(|call| call.session == number) {
+            call.cancelled = true;
+        }
+        let known = self.open_parked(number);
+        known.attempt += 1;
+        Ok(Answer::Attempt { attempt: known.attempt })
+    }
+
+    /// Its agent is at work.
+    fn open_parked(&mut self, number: SessionNumber) -> &mut Session {
+        let now = self.now;
+        let session = self.session_mut(number);
+        session.state = SessionState::Open;
+        session.due_at = Some(session.expires_at.min(now + session.opening.idle_s));
+        session
     }
 
     /// Returns the size of the group.
@@ -302,12 +365,16 @@ impl Reference {
         let known = owner.and_then(|owner| self.sessions.get(&owner)).filter(|known| !known.purged);
         let Some(known) = known.filter(|_| owner == session) else { return Err(Refused::UnknownSessionKey) };
         let number = session.expect("it is known");
-        if known.state == SessionState::Open && known.expires_at <= self.now {
-            return Err(Refused::SessionEnded(SessionState::Expired));
-        }
-        if known.state != SessionState::Open {
+        if !matches!(known.state, SessionState::Open | SessionState::Parked) {
             return Err(Refused::SessionEnded(known.state));
         }
+        if known.expires_at <= self.now {
+            return Err(Refused::SessionEnded(SessionState::Expired));
+        }
+        if known.state == SessionState::Parked {
+            self.open_parked(number);
+        }
+        let known = &self.sessions[&number];
         let full = [
             ("calls", known.calls.len() as u32 >= known.opening.max_calls),
             ("segments", known.bounds.0 >= SEGMENTS_MAX),
@@ -319,8 +386,8 @@ impl Reference {
         }
         let call = self.begun;
         self.begun += 1;
-        let policies = known.opening.policies.clone();
-        self.in_flight.insert(call, InFlight { session: number, policies, full, cancelled: false });
+        let (policies, attempt) = (known.opening.policies.clone(), known.attempt);
+        self.in_flight.insert(call, InFlight { session: number, attempt, policies, full, cancelled: false });
         Ok(call)
     }
 
@@ -344,7 +411,9 @@ impl Reference {
             // What the call was told when it began still holds.
             return Err(call.full.map_or(Refused::Unknown, Refused::SessionFull));
         };
-        let repeats = |call: &Stored| call.sent.body == sent.body && call.sent.retries < sent.retries;
+        let attempt = call.attempt;
+        let repeats =
+            |call: &Stored| call.sent.body == sent.body && call.sent.retries < sent.retries && call.attempt == attempt;
         let replayed = known.calls.iter().position(|call| repeats(call) && call.delivered != Some(true));
         if let Some(place) = replayed.filter(|_| sent.retries > 0 && !known.purged) {
             let seq = place as u32 + 1;
@@ -355,6 +424,9 @@ impl Reference {
             let is_live = known.is_live();
             self.session_mut(number).full |= is_live;
             return Err(Refused::SessionFull(what));
+        }
+        if known.attempt != attempt {
+            return Err(Refused::AttemptOver);
         }
         if !known.is_live() {
             return Err(Refused::SessionEnded(known.state));
@@ -377,11 +449,14 @@ impl Reference {
             known.full = true;
             return Err(Refused::SessionFull(what));
         }
-        known.calls.push(Stored { policy, sent: sent.clone(), delivered: None });
+        known.calls.push(Stored { policy, sent: sent.clone(), attempt, delivered: None });
         known.continued.extend(continues.map(|(seq, _)| seq));
         known.bounds = (known.bounds.0 + segments, known.bounds.1 + tokens);
         known.last_call_at = Some(now);
         known.due_at = Some(known.expires_at.min(now + known.opening.idle_s));
+        if known.state == SessionState::Parked {
+            known.state = SessionState::Open;
+        }
         let seq = known.calls.len() as u32;
         self.delivered.insert((number, seq), sent.delivered);
         Ok(Recorded::New { seq })
@@ -452,6 +527,8 @@ impl Reference {
                 expires_at: session.expires_at,
                 due_at: session.due_at,
                 ended_at: session.ended_at,
+                attempt: session.attempt,
+                max_attempts: session.max_attempts,
                 outcome: session.outcome.clone(),
             });
         views.collect()

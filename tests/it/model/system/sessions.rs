@@ -28,6 +28,7 @@ use crate::model::{
         Receipt, Recorded, Refused, SessionNumber, SessionPolicyView, SessionView, TurnView,
     },
 };
+use crate::sessions::begin_call;
 
 /// The model whose calls are forwarded and not recorded.
 const FROZEN: &str = "frozen";
@@ -36,6 +37,12 @@ impl System {
     pub(super) async fn answer_for_session(&mut self, call: &Call) -> Result<Answer, BufferError> {
         match call {
             Call::OpenSession(opening) => self.open_session(opening).await,
+            Call::ResumeSession { session, after } => {
+                let opened = self.buffer.resume_session(self.session_id(*session), *after).await?;
+                // The keys before permit nothing more.
+                self.sessions[session.expect("it was resumed")].1 = vec![opened.key];
+                Ok(Answer::Attempt { attempt: opened.attempt })
+            }
             Call::Record { session, key, sent } => {
                 let permit = self.permit(*session, *key).await?;
                 self.begun += 1;
@@ -58,7 +65,7 @@ impl System {
                 Ok(self.ended(ended))
             }
             Call::Abort(Aborting { session, reason: number, keep }) => {
-                let request = AbortRequest { reason: reason(*number), keep: *keep };
+                let request = AbortRequest { reason: reason(*number), keep: *keep, attempt: None };
                 let ended = self.buffer.abort_session(Abort::parse(self.session_id(*session), request)?).await?;
                 Ok(self.ended(vec![ended]))
             }
@@ -133,7 +140,7 @@ impl System {
         let Some(policy) = permit.policy(&model)? else { return Ok(Recorded::Forwarded) };
         let policy = policy.policy.clone();
         let answer = format!("{{\"body\":{}}}", sent.body);
-        let replayed = self.buffer.begin_call(permit, "chat", [sent.body; 32], sent.retries).await?;
+        let replayed = begin_call(&self.buffer, permit, [sent.body; 32], sent.retries).await?;
         let (recorded, answered) = if let Some(found) = replayed {
             assert_eq!(found.response, answer, "the answer is that to the same request");
             (found.call, Recorded::Replayed { seq: found.call.seq })
@@ -243,6 +250,8 @@ impl System {
             expires_at: self.seconds(session.expires_at),
             due_at: session.due_at.map(|at| self.seconds(at)),
             ended_at: session.ended_at.map(|at| self.seconds(at)),
+            attempt: session.attempt,
+            max_attempts: session.max_attempts,
             outcome: session.outcome.as_ref().map(|outcome| self.outcome(outcome)),
         }
     }
@@ -255,7 +264,7 @@ fn model_name(policy: Option<PolicyNumber>) -> String {
 /// Every call and every sampled token is trained, or dropped with a reason.
 fn assert_conserved(assembly: &SessionAssembly) {
     let dropped = &assembly.dropped_tokens;
-    let tokens = dropped.empty + dropped.undelivered + dropped.retry + dropped.aborted;
+    let tokens = dropped.empty + dropped.undelivered + dropped.retry + dropped.abandoned + dropped.aborted;
     let accounted = assembly.trained_tokens + assembly.trimmed + tokens;
     assert_eq!(accounted, assembly.sampled_tokens, "tokens are lost: {assembly:?}");
 }

@@ -29,7 +29,7 @@ pub(crate) struct Opening {
 /// The key that an agent presents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum KeyPick {
-    /// One of the keys of the session.
+    /// One of the keys of the session's attempt.
     Own(usize),
     /// A key of this session.
     Of(SessionNumber),
@@ -134,6 +134,8 @@ pub(crate) struct SessionView {
     pub(crate) expires_at: i64,
     pub(crate) due_at: Option<i64>,
     pub(crate) ended_at: Option<i64>,
+    pub(crate) attempt: u32,
+    pub(crate) max_attempts: u32,
     pub(crate) outcome: Option<(Vec<Receipt>, SessionAssembly)>,
 }
 

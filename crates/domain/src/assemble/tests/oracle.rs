@@ -87,7 +87,7 @@ fn parent(calls: &[Recorded], of: usize) -> Option<Parent> {
     }
     found.into_iter().max_by_key(|parent| {
         let other = &calls[parent.call];
-        (parent.matched, !other.undelivered, other.agent == calls[of].agent, u64::MAX - other.ended)
+        (parent.matched, !other.abandoned, !other.undelivered, other.agent == calls[of].agent, u64::MAX - other.ended)
     })
 }
 
@@ -108,6 +108,10 @@ fn dropped(calls: &[Recorded], parents: &[Option<Parent>], retries: Retries) -> 
             (0..calls.len()).any(|other| continues(parents, other, call) && !dropped.contains_key(&other))
         };
         let unextended: Vec<usize> = group.iter().copied().filter(|call| !is_extended(call)).collect();
+        let (given_up, unextended): (Vec<usize>, Vec<usize>) =
+            unextended.into_iter().partition(|&call| calls[call].abandoned);
+        dropped.extend(given_up.iter().map(|&call| (call, DropReason::Abandoned)));
+        let group: Vec<usize> = group.into_iter().filter(|call| !given_up.contains(call)).collect();
         for call in unextended.iter().copied() {
             let used = last_use(calls, parents, call);
             let is_lost = if retries == Retries::Last { used.is_none() } else { calls[call].undelivered };
@@ -124,7 +128,7 @@ fn dropped(calls: &[Recorded], parents: &[Option<Parent>], retries: Retries) -> 
                 dropped.insert(call, DropReason::Retry);
             }
         }
-        for call in group {
+        for call in group.into_iter().chain(given_up) {
             judged[call] = true;
         }
     }
@@ -137,8 +141,10 @@ fn dropped(calls: &[Recorded], parents: &[Option<Parent>], retries: Retries) -> 
 fn last_use(calls: &[Recorded], parents: &[Option<Parent>], call: usize) -> Option<u64> {
     let is_behind =
         |&other: &usize| parent(calls, other).is_some_and(|parent| path(parents, parent.call).contains(&call));
-    let behind = (0..calls.len()).filter(is_behind).map(|other| calls[other].ended).max();
-    behind.max((!calls[call].undelivered).then_some(calls[call].ended))
+    let is_of_last = |other: &usize| !calls[*other].abandoned;
+    let behind = (0..calls.len()).filter(is_behind).filter(is_of_last).map(|other| calls[other].ended).max();
+    let is_received = !calls[call].undelivered && is_of_last(&call);
+    behind.max(is_received.then_some(calls[call].ended))
 }
 
 /// What each repeat is a repeat of, in the order of the repeats.

@@ -22,6 +22,7 @@ struct Choice {
     stopped_on_token: bool,
     agent: Option<&'static str>,
     undelivered: bool,
+    abandoned: bool,
     retry_count: u32,
     is_given_after: bool,
     has_logprobs: bool,
@@ -30,7 +31,7 @@ struct Choice {
 }
 
 fn choice() -> impl Strategy<Value = Choice> {
-    let flags = (any::<bool>(), prop::bool::weighted(0.2), any::<bool>());
+    let flags = (any::<bool>(), prop::bool::weighted(0.2), prop::bool::weighted(0.2), any::<bool>());
     let columns = (prop::bool::weighted(0.9), prop::bool::weighted(0.9));
     let ids = (vec(0..3_i32, 0..3), vec(0..3_i32, 0..4));
     let agent = prop_oneof![Just(None), Just(Some("a")), Just(Some("b"))];
@@ -41,7 +42,7 @@ fn choice() -> impl Strategy<Value = Choice> {
             how,
             pick,
             (tail, ids),
-            (stopped_on_token, undelivered, is_given_after),
+            (stopped_on_token, undelivered, abandoned, is_given_after),
             (agent, retry_count),
             columns,
             time,
@@ -53,6 +54,7 @@ fn choice() -> impl Strategy<Value = Choice> {
             stopped_on_token,
             agent,
             undelivered,
+            abandoned,
             retry_count,
             is_given_after,
             has_logprobs: columns.0,
@@ -103,6 +105,7 @@ fn add(calls: &mut Vec<Recorded>, choice: Choice) {
         stopped_on_token: choice.stopped_on_token,
         agent: choice.agent,
         undelivered: choice.undelivered,
+        abandoned: choice.abandoned,
         retry_count: choice.retry_count,
         reward: None,
         state_key: None,

@@ -47,14 +47,27 @@ pub(super) fn group(sessions: i64, policy: PolicyName, now: Timestamp) -> LifeSt
 pub(super) fn steps(telling: &mut Telling, session: &Session) {
     telling.tell("session-opened", Some(session.opened_at), format!("Session {} was opened", session.session_id));
     let calls = plural(i64::from(session.calls), "call");
+    if session.attempt > 1 {
+        let text = format!("Its agent was started again: attempt {} of {}", session.attempt, session.max_attempts);
+        telling.tell("session-resumed", None, text);
+    }
     let reason = session.reason.as_deref().map(|reason| format!(" ({reason})")).unwrap_or_default();
     match session.state {
         SessionState::Open => {
             let until = session.due_at.map_or_else(String::new, |at| {
                 let left = duration_us(at.micros_since(telling.now).max(0));
-                format!("; it expires in {left} unless a call comes or somebody finishes it")
+                let then = if session.attempt < session.max_attempts { "is parked" } else { "expires" };
+                format!("; it {then} in {left} unless a call comes or somebody finishes it")
             });
             telling.tell("session-open", None, format!("Waits: its session is open with {calls}{until}"));
+        }
+        SessionState::Parked => {
+            let left = duration_us(session.expires_at.micros_since(telling.now).max(0));
+            let text = format!(
+                "Waits: its session is parked with {calls}, because its agent makes none; somebody can resume it for {left}, \
+                 unless another rollout needs its room"
+            );
+            telling.tell("session-parked", None, text);
         }
         SessionState::Finishing => {
             telling.tell("session-finishing", None, "Waits: its session is being finished".to_owned());
@@ -75,7 +88,10 @@ pub(super) fn steps(telling: &mut Telling, session: &Session) {
                 format!("it had lasted for {} (`ttl_s`)", duration_us(ended.micros_since(session.opened_at).max(0)))
             } else {
                 let last = session.last_call_at.unwrap_or(session.opened_at);
-                format!("no call had come for {} (`idle_s`)", duration_us(ended.micros_since(last).max(0)))
+                let silence = duration_us(ended.micros_since(last).max(0));
+                let parked = session.attempt < session.max_attempts;
+                let then = if parked { ", and another rollout needed the room of the parked session" } else { "" };
+                format!("no call had come for {silence} (`idle_s`){then}")
             };
             let text = format!("The session expired with {calls}, before anybody gave a reward: {why}");
             telling.tell("session-expired", session.ended_at, text);

@@ -18,7 +18,7 @@ use forebay_domain::{
 use super::{super::policy, StoredBacklog};
 use crate::{
     error::StoreError,
-    ops::{claim::turns, places_left},
+    ops::{claim::turns, places_left, session::parked::release_parked},
     sql::{Statement, Tx, args},
 };
 
@@ -42,7 +42,11 @@ pub(in crate::ops) async fn grant(
         // Nothing waits for a batch there, so that nothing has to be completed for one.
         let backlog = stored.with(policy.policy_pk, tx.tallies());
         let room = capacity(&policy.rules, backlog, None).min(asked.rollouts.into()) as u32;
-        return Ok(if room > 0 { Ok(room) } else { Err(NoRoom::Evaluation(backlog)) });
+        if room == 0 {
+            release_parked(tx, policy.policy_pk, now).await?;
+            return Ok(Err(NoRoom::Evaluation(backlog)));
+        }
+        return Ok(Ok(room));
     }
     let at_once = asked.grant_at_once(&policy.rules, stored.with(policy.policy_pk, tx.tallies()));
     let granted = if let Some(granted) = at_once {
@@ -51,6 +55,9 @@ pub(in crate::ops) async fn grant(
         super::give_back_decided(tx, policy).await?;
         standing(tx, policy, &stored, now).await?.decide(&policy.rules, asked)
     };
+    if granted.is_err() {
+        release_parked(tx, policy.policy_pk, now).await?;
+    }
     note(tx, policy, by, asked.environment, granted.as_ref().err(), now).await?;
     Ok(granted)
 }

@@ -114,7 +114,8 @@ impl<'b> Decider<'b> {
         Ok(receipts)
     }
 
-    /// Refuses the end of a session that has ended, has recorded further calls, or belongs to a run that has ended.
+    /// Refuses the end of a session that has ended, has recorded further calls, has begun another attempt, or belongs to a
+    /// run that has ended.
     fn check_end(&self, end: &EndSession) -> Result<(), Refusal> {
         let session = self.snapshot.sessions.get(&end.session_pk).ok_or(Refusal::Unknown("the session"))?;
         if !session.state.is_live() {
@@ -125,7 +126,8 @@ impl<'b> Decider<'b> {
                 return Err(Refusal::SessionReset(policy.clone()));
             }
         }
-        if session.calls == end.calls { Ok(()) } else { Err(Refusal::SessionChanged) }
+        let is_same = (session.calls, session.attempt) == (end.calls, end.attempt);
+        if is_same { Ok(()) } else { Err(Refusal::SessionChanged) }
     }
 
     /// Ends the sessions of a bundle that was accepted.

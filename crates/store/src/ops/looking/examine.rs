@@ -224,23 +224,46 @@ const SESSION_CONTRADICTIONS: &[(&str, Statement)] = &[
         ),
     ),
     (
-        "sessions with keys or calls, but without a row",
+        "sessions with keys, calls or saved states, but without a row",
         Statement::new(
             "-- find_orphaned_calls
             SELECT CAST(c.session_pk AS TEXT) AS name
-            FROM (SELECT session_pk FROM session_call UNION SELECT session_pk FROM session_key) AS c
+            FROM (
+                SELECT session_pk FROM session_call
+                UNION
+                SELECT session_pk FROM session_key
+                UNION
+                SELECT session_pk FROM session_saved
+            ) AS c
             WHERE NOT EXISTS (SELECT 1 FROM session AS s WHERE s.session_pk = c.session_pk)
             LIMIT $1",
         ),
     ),
     (
-        "ended sessions that count as live in their groups, or live ones that do not",
+        "ended sessions that count as live in their groups, or live ones that do not, or the same with parked ones",
         Statement::new(
             "-- find_misplaced_sessions
             SELECT CAST(sp.session_pk AS TEXT) AS name
             FROM session_policy AS sp
             JOIN session AS s ON s.session_pk = sp.session_pk
-            WHERE (sp.is_live = 1) <> (s.ended_us IS NULL)
+            WHERE (sp.is_live = 1) <> (s.ended_us IS NULL) OR (sp.is_parked = 1) <> (s.state = 'parked')
+            LIMIT $1",
+        ),
+    ),
+    (
+        "sessions with calls or keys of attempts that have not begun",
+        Statement::new(
+            "-- find_attempts_to_come
+            SELECT CAST(s.session_pk AS TEXT) AS name
+            FROM (
+                SELECT session_pk, attempt, used_in FROM session_call
+                UNION ALL
+                SELECT session_pk, attempt, attempt FROM session_key
+                UNION ALL
+                SELECT session_pk, attempt, attempt FROM session_saved
+            ) AS made
+            JOIN session AS s ON s.session_pk = made.session_pk
+            WHERE made.attempt < 1 OR made.used_in < made.attempt OR made.used_in > s.attempt
             LIMIT $1",
         ),
     ),

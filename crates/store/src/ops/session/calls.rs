@@ -12,7 +12,7 @@ use forebay_domain::{
     states::SessionState,
 };
 
-use super::read_warnings;
+use super::{parked::unpark, read_warnings};
 use crate::{
     error::StoreError,
     op::{Class, Op},
@@ -23,28 +23,30 @@ use crate::{
 const WARNINGS_MAX: usize = 32;
 
 /// The session of a call, whose row is locked.
-struct Recording {
-    state: SessionState,
-    calls: u32,
+pub(super) struct Recording {
+    pub(super) state: SessionState,
+    pub(super) attempt: u32,
+    pub(super) calls: u32,
     max_calls: u32,
     bytes: u64,
     segments: u64,
     tokens: u64,
     idle_s: u64,
-    expires_at: Timestamp,
+    pub(super) expires_at: Timestamp,
 }
 
 impl Recording {
-    async fn lock(tx: &mut Tx<'_>, session: SessionPk) -> Result<Option<Self>, StoreError> {
+    pub(super) async fn lock(tx: &mut Tx<'_>, session: SessionPk) -> Result<Option<Self>, StoreError> {
         const LOCK_RECORDING: Statement = locking!(
             "-- lock_recording_session
-            SELECT session_pk, state, calls, max_calls, bytes, segments, tokens, idle_s, expires_us
+            SELECT session_pk, state, attempt, calls, max_calls, bytes, segments, tokens, idle_s, expires_us
             FROM session
             WHERE session_pk = $1"
         );
         let Some(mut row) = tx.fetch_optional(LOCK_RECORDING, args![session]).await? else { return Ok(None) };
         Ok(Some(Self {
             state: row.get("state")?,
+            attempt: row.get("attempt")?,
             calls: row.get("calls")?,
             max_calls: row.get("max_calls")?,
             bytes: row.get("bytes")?,
@@ -55,12 +57,23 @@ impl Recording {
         }))
     }
 
+    /// When the session is idle, if nothing comes from now on.
+    pub(super) fn due_at(&self, now: Timestamp) -> Timestamp {
+        self.expires_at.min(now.plus_seconds(self.idle_s))
+    }
+
+    /// Refuses what comes after the session has ended, or belongs to an attempt that is over.
+    pub(super) fn check_attempt(&self, attempt: u32) -> Result<(), Refusal> {
+        if self.attempt != attempt {
+            return Err(Refusal::AttemptSuperseded { attempt: self.attempt, of: attempt });
+        }
+        if self.state.is_live() { Ok(()) } else { Err(Refusal::SessionEnded(self.state)) }
+    }
+
     /// Refuses a call that the session must not or cannot take.
     fn check(&self, record: &RecordCall) -> Result<(), Refusal> {
         let SessionBounds { bytes_max, segments_max, tokens_max } = record.bounds;
-        if !self.state.is_live() {
-            return Err(Refusal::SessionEnded(self.state));
-        }
+        self.check_attempt(record.attempt)?;
         if self.calls >= self.max_calls {
             return Err(Refusal::SessionFull("calls"));
         }
@@ -120,7 +133,8 @@ impl Op for RecordCall {
         let policy: PolicyPk = found.get("policy_pk")?;
         let warnings = new_warnings(self, read_warnings(found.get("warnings")?)?);
         let call = insert(self, tx, policy, session.calls + 1).await?;
-        let due_at = session.expires_at.min(self.now.plus_seconds(session.idle_s));
+        let due_at = session.due_at(self.now);
+        unpark(tx, self.session_pk, session.state, due_at).await?;
         let counts = args![self.session_pk, self.bytes(), self.segments, self.tokens, self.now, due_at];
         tx.guarded(COUNT_CALL, counts, 1).await?;
         let counts = args![self.session_pk, policy, self.sampled, self.special_tokens, warnings];
@@ -146,9 +160,9 @@ async fn insert(record: &RecordCall, tx: &mut Tx<'_>, policy: PolicyPk, seq: u32
         INSERT INTO session_call (
             session_pk, seq, policy_pk, parent, shared, prompt, sampled, agent, dialect, model, finish_reason,
             stopped_on_token, delivered, retry_count, started_us, ended_us, body_digest, digest, body, request,
-            response
+            response, attempt, used_in
         )
-        VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, 0, $13, $14, $15, $16, $17, $18, $19, $20)
+        VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, 0, $13, $14, $15, $16, $17, $18, $19, $20, $21, $21)
         RETURNING call_pk",
     );
     let head = &record.head;
@@ -173,6 +187,7 @@ async fn insert(record: &RecordCall, tx: &mut Tx<'_>, policy: PolicyPk, seq: u32
         &record.body[..],
         &record.request[..],
         &record.response[..],
+        record.attempt,
     ];
     let call_pk = tx.fetch_one(INSERT_CALL, values).await?.get("call_pk")?;
     Ok(RecordedCall { call_pk, seq })
@@ -192,10 +207,11 @@ impl Op for KeepSession {
         let Some(session) = Recording::lock(tx, self.session_pk).await? else {
             return Ok(Err(Refusal::Unknown("the session")));
         };
-        if !session.state.is_live() {
-            return Ok(Err(Refusal::SessionEnded(session.state)));
+        if let Err(refusal) = session.check_attempt(self.attempt) {
+            return Ok(Err(refusal));
         }
-        let due_at = session.expires_at.min(self.now.plus_seconds(session.idle_s));
+        let due_at = session.due_at(self.now);
+        unpark(tx, self.session_pk, session.state, due_at).await?;
         tx.guarded(KEEP_SESSION, args![self.session_pk, due_at], 1).await?;
         Ok(Ok(()))
     }
@@ -297,16 +313,12 @@ impl Op for FindAnswer {
             SELECT call_pk, seq
             FROM session_call
             WHERE session_pk = $1 AND body_digest = $2 AND retry_count < $3 AND dialect = $4 AND delivered <> 1
+                AND used_in = $5
             ORDER BY seq
             LIMIT 64",
         );
-        const FIND_RESPONSE: Statement = Statement::new(
-            "-- find_response
-            SELECT response
-            FROM session_call
-            WHERE call_pk = $1",
-        );
-        let values = args![self.session_pk, &self.body_digest[..], self.retry_count, self.dialect.as_str()];
+        let dialect = self.dialect.as_str();
+        let values = args![self.session_pk, &self.body_digest[..], self.retry_count, dialect, self.attempt];
         let mut lost = Vec::new();
         for mut row in tx.fetch_all(FIND_LOST, values).await? {
             lost.push(RecordedCall { call_pk: row.get("call_pk")?, seq: row.get("seq")? });
@@ -314,9 +326,20 @@ impl Op for FindAnswer {
         let Some(call) = lost.into_iter().min_by_key(|call| (self.sending.contains(&call.call_pk), call.seq)) else {
             return Ok(None);
         };
-        let mut row = tx.fetch_one(FIND_RESPONSE, args![call.call_pk]).await?;
-        Ok(Some(StoredAnswer { call, response: row.get("response")? }))
+        answer(tx, call).await.map(Some)
     }
+}
+
+/// A call with its answer.
+pub(super) async fn answer(tx: &mut Tx<'_>, call: RecordedCall) -> Result<StoredAnswer, StoreError> {
+    const FIND_RESPONSE: Statement = Statement::new(
+        "-- find_response
+        SELECT response
+        FROM session_call
+        WHERE call_pk = $1",
+    );
+    let mut row = tx.fetch_one(FIND_RESPONSE, args![call.call_pk]).await?;
+    Ok(StoredAnswer { call, response: row.get("response")? })
 }
 
 /// The calls of a session after a number, in order.
@@ -334,8 +357,8 @@ impl Op for FindCalls {
         const SELECT_CALLS: Statement = Statement::new(
             "-- select_calls
             SELECT c.call_pk, c.seq, p.name AS policy, c.parent, c.shared, c.prompt, c.agent, c.dialect, c.model,
-                c.finish_reason, c.stopped_on_token, c.delivered, c.retry_count, c.started_us, c.ended_us,
-                c.body_digest, c.digest, c.body
+                c.finish_reason, c.stopped_on_token, c.delivered, c.retry_count, c.attempt, c.used_in, c.started_us,
+                c.ended_us, c.body_digest, c.digest, c.body
             FROM session_call AS c
             JOIN policy AS p ON p.policy_pk = c.policy_pk
             WHERE c.session_pk = $1 AND c.seq > $2
@@ -360,6 +383,8 @@ fn read(mut row: Row) -> Result<StoredCall, StoreError> {
         shared: row.get::<u64>("shared")? as usize,
         prompt: row.get::<u64>("prompt")? as usize,
         delivery: Delivery::of_code(delivery).ok_or_else(|| corrupt(format!("its delivery is {delivery}")))?,
+        attempt: row.get("attempt")?,
+        used_in: row.get("used_in")?,
         ended_at: row.get("ended_us")?,
         columns: CallColumns::unpack(&body, row.get("digest")?).map_err(|damage| corrupt(damage.to_string()))?,
         head: CallHead {

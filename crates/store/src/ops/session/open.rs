@@ -15,7 +15,7 @@ use forebay_domain::{
     policies::Policy,
     refusal::Refusal,
     rules::Rules,
-    session::{KEYS_MAX, NewSession, OpenedSession, check_rules},
+    session::{KEYS_MAX, NewSession, OpenedSession, SessionKeyHash, check_rules},
     states::{SessionState, Verdict},
     tally::Tally,
 };
@@ -51,11 +51,13 @@ impl Op for NewSession {
                 return Ok(before);
             }
         }
-        let (mut sizes, mut max_calls) = (Vec::with_capacity(policies.len()), self.max_calls);
+        let (mut sizes, mut max_calls, mut max_attempts) =
+            (Vec::with_capacity(policies.len()), self.max_calls, u32::MAX);
         for (index, (policy, probe)) in policies.iter().zip(self.probes.iter()).enumerate() {
             match check(self, tx, policy, probe, index).await? {
                 Ok((size, rules)) => {
                     sizes.push(size);
+                    max_attempts = max_attempts.min(policy.rules.sessions.max_attempts);
                     // No more calls than the rollout may have turns: a session that is full ends as `truncated`, and one
                     // with too many turns would be refused its end.
                     if rules.compare_turns() {
@@ -65,9 +67,9 @@ impl Op for NewSession {
                 Err(refusal) => return Ok(Err(refusal)),
             }
         }
-        insert(self, tx, &policies, &sizes, max_calls).await?;
+        insert(self, tx, &policies, &sizes, [max_calls, max_attempts]).await?;
         let Self { session_id, expires_at, .. } = *self;
-        Ok(Ok(OpenedSession { session_id, expires_at, duplicate: false }))
+        Ok(Ok(OpenedSession { session_id, expires_at, duplicate: false, attempt: 1, max_attempts }))
     }
 }
 
@@ -81,12 +83,12 @@ async fn opened_before(
     // The lock keeps the session from ending before the key is there.
     const FIND_OPENED: Statement = Statement {
         sqlite: "-- find_opened_session
-            SELECT s.session_pk, s.session_id, s.state, s.content_digest, s.expires_us
+            SELECT s.session_pk, s.session_id, s.state, s.attempt, s.max_attempts, s.content_digest, s.expires_us
             FROM session_policy AS sp
             JOIN session AS s ON s.session_pk = sp.session_pk
             WHERE sp.policy_pk = $1 AND sp.run = $2 AND sp.rollout_key = $3",
         postgres: "-- find_opened_session
-            SELECT s.session_pk, s.session_id, s.state, s.content_digest, s.expires_us
+            SELECT s.session_pk, s.session_id, s.state, s.attempt, s.max_attempts, s.content_digest, s.expires_us
             FROM session_policy AS sp
             JOIN session AS s ON s.session_pk = sp.session_pk
             WHERE sp.policy_pk = $1 AND sp.run = $2 AND sp.rollout_key = $3
@@ -96,7 +98,7 @@ async fn opened_before(
         "-- count_session_keys
         SELECT COUNT(*) AS keys
         FROM session_key
-        WHERE session_pk = $1",
+        WHERE session_pk = $1 AND attempt = $2",
     );
     let key = probe.rollout_id.key();
     let row = tx.fetch_optional(FIND_OPENED, args![policy.policy_pk, policy.run, key]).await?;
@@ -105,17 +107,23 @@ async fn opened_before(
     if row.get::<Vec<u8>>("content_digest")? != new.content.as_bytes() {
         return Ok(Some(Err(Refusal::SessionConflict(probe.rollout_id.to_string()))));
     }
-    if state != SessionState::Open {
+    if !state.takes_calls() {
         return Ok(Some(Err(Refusal::SessionEnded(state))));
     }
-    let keys: u32 = tx.fetch_one(COUNT_KEYS, args![session_pk]).await?.get("keys")?;
+    let attempt: u32 = row.get("attempt")?;
+    let keys: u32 = tx.fetch_one(COUNT_KEYS, args![session_pk, attempt]).await?.get("keys")?;
     if keys >= KEYS_MAX {
         return Ok(Some(Err(Refusal::TooManySessionKeys(KEYS_MAX))));
     }
-    insert_key(tx, session_pk, new).await?;
-    let opened =
-        OpenedSession { session_id: row.get("session_id")?, expires_at: row.get("expires_us")?, duplicate: true };
-    Ok(Some(Ok(opened)))
+    insert_key(tx, session_pk, attempt, new.key).await?;
+    let (session_id, expires_at) = (row.get("session_id")?, row.get("expires_us")?);
+    Ok(Some(Ok(OpenedSession {
+        session_id,
+        expires_at,
+        duplicate: true,
+        attempt,
+        max_attempts: row.get("max_attempts")?,
+    })))
 }
 
 /// Refuses what ingest would refuse at the end of the session, and a rollout for which there is no room. Returns the
@@ -198,15 +206,15 @@ async fn insert(
     tx: &mut Tx<'_>,
     policies: &[Policy],
     sizes: &[u32],
-    max_calls: u32,
+    [max_calls, max_attempts]: [u32; 2],
 ) -> Result<(), StoreError> {
     const INSERT_SESSION: Statement = Statement::new(
         "-- insert_session
         INSERT INTO session (
             session_id, state, spec, content_digest, max_calls, idle_s, calls, bytes, segments, tokens, is_full,
-            opened_us, expires_us, due_us
+            opened_us, expires_us, due_us, attempt, max_attempts
         )
-        VALUES ($1, 'open', $2, $3, $4, $5, 0, 0, 0, 0, 0, $6, $7, $8)
+        VALUES ($1, 'open', $2, $3, $4, $5, 0, 0, 0, 0, 0, $6, $7, $8, 1, $9)
         RETURNING session_pk",
     );
     const INSERT_SESSION_POLICY: Statement = Statement::new(
@@ -228,6 +236,7 @@ async fn insert(
         new.now,
         new.expires_at,
         due_at,
+        max_attempts,
     ];
     let session_pk: SessionPk = tx.fetch_one(INSERT_SESSION, values).await?.get("session_pk")?;
     let reserved_until: Timestamp = new.expires_at.plus_seconds(ADMISSION_GRACE_S);
@@ -258,7 +267,7 @@ async fn insert(
         admission::reserve(tx, policy, reservation).await?;
         tx.tallies().add(policy.policy_pk, Tally::Sessions(SessionState::Open), 1);
     }
-    insert_key(tx, session_pk, new).await
+    insert_key(tx, session_pk, 1, new.key).await
 }
 
 /// The group of a rollout, and its key.
@@ -268,13 +277,18 @@ fn group_of(probe: &NewRollout) -> (GroupId, IdKey) {
     (group_id, key)
 }
 
-async fn insert_key(tx: &mut Tx<'_>, session: SessionPk, new: &NewSession) -> Result<(), StoreError> {
+pub(super) async fn insert_key(
+    tx: &mut Tx<'_>,
+    session: SessionPk,
+    attempt: u32,
+    key: SessionKeyHash,
+) -> Result<(), StoreError> {
     const INSERT_SESSION_KEY: Statement = Statement::new(
         "-- insert_session_key
-        INSERT INTO session_key (hash, session_pk)
-        VALUES ($1, $2)",
+        INSERT INTO session_key (hash, session_pk, attempt)
+        VALUES ($1, $2, $3)",
     );
-    tx.guarded(INSERT_SESSION_KEY, args![new.key.as_bytes(), session], 1).await
+    tx.guarded(INSERT_SESSION_KEY, args![key.as_bytes(), session, attempt], 1).await
 }
 
 /// The live sessions of a group.

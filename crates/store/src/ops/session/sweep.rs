@@ -10,7 +10,7 @@ use forebay_domain::{
 use crate::{
     error::StoreError,
     op::Op,
-    ops::session::policies_of,
+    ops::session::parked::policies_of,
     sql::{Statement, Tx, args, locking},
 };
 
@@ -56,7 +56,7 @@ impl Op for RetireSessions {
     }
 }
 
-/// Deletes the calls and keys of ended sessions.
+/// Deletes the calls, keys and saved states of ended sessions.
 async fn purge(tx: &mut Tx<'_>, now: Timestamp, limit: u32) -> Result<u64, StoreError> {
     const LOCK_PURGEABLE: Statement = locking!(
         "-- lock_purgeable_sessions
@@ -76,6 +76,11 @@ async fn purge(tx: &mut Tx<'_>, now: Timestamp, limit: u32) -> Result<u64, Store
         DELETE FROM session_key
         WHERE session_pk = $1",
     );
+    const DELETE_SAVED: Statement = Statement::new(
+        "-- delete_session_saved
+        DELETE FROM session_saved
+        WHERE session_pk = $1",
+    );
     const MARK_PURGED: Statement = Statement::new(
         "-- mark_session_purged
         UPDATE session
@@ -88,6 +93,7 @@ async fn purge(tx: &mut Tx<'_>, now: Timestamp, limit: u32) -> Result<u64, Store
         let session: SessionPk = row.get("session_pk")?;
         tx.execute(DELETE_CALLS, args![session]).await?;
         tx.execute(DELETE_KEYS, args![session]).await?;
+        tx.execute(DELETE_SAVED, args![session]).await?;
         tx.guarded(MARK_PURGED, args![session], 1).await?;
     }
     Ok(purged)

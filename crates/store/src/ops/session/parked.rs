@@ -1,0 +1,97 @@
+//! The states of sessions as their policies count them, and the room of parked sessions.
+
+use forebay_domain::{
+    clock::Timestamp,
+    ids::{PolicyPk, SessionPk},
+    states::SessionState,
+    tally::Tally,
+};
+
+use crate::{
+    error::StoreError,
+    sql::{Statement, Tx, args},
+};
+
+/// Notes that a session was moved to another state: its policies count their sessions by state, and know which are parked.
+pub(super) async fn moved(
+    tx: &mut Tx<'_>,
+    session: SessionPk,
+    from: SessionState,
+    to: SessionState,
+) -> Result<(), StoreError> {
+    const NOTE_PARKED: Statement = Statement::new(
+        "-- note_parked_session
+        UPDATE session_policy
+        SET is_parked = $2
+        WHERE session_pk = $1",
+    );
+    if from == to {
+        return Ok(());
+    }
+    for policy in policies_of(tx, session).await? {
+        count_move(tx, policy, from, to);
+    }
+    if [from, to].contains(&SessionState::Parked) {
+        tx.execute(NOTE_PARKED, args![session, to == SessionState::Parked]).await?;
+    }
+    Ok(())
+}
+
+/// Opens a session whose row is locked if it is parked, because its agent is at work after all.
+pub(super) async fn unpark(
+    tx: &mut Tx<'_>,
+    session: SessionPk,
+    state: SessionState,
+    due_at: Timestamp,
+) -> Result<(), StoreError> {
+    const UNPARK: Statement = Statement::new(
+        "-- unpark_session
+        UPDATE session
+        SET state = 'open', due_us = $2
+        WHERE session_pk = $1 AND state = 'parked'",
+    );
+    if state != SessionState::Parked {
+        return Ok(());
+    }
+    tx.guarded(UNPARK, args![session, due_at], 1).await?;
+    moved(tx, session, state, SessionState::Open).await
+}
+
+/// Makes the oldest parked session of a policy due, because its room is needed. The sweep ends it. While one is due, no
+/// other becomes due: whoever waits for room asks many times.
+pub(in crate::ops) async fn release_parked(
+    tx: &mut Tx<'_>,
+    policy: PolicyPk,
+    now: Timestamp,
+) -> Result<(), StoreError> {
+    const RELEASE_PARKED: Statement = Statement::new(
+        "-- release_parked_session
+        UPDATE session
+        SET due_us = $2
+        WHERE session_pk = (
+                SELECT session_pk
+                FROM session_policy
+                WHERE policy_pk = $1 AND is_parked = 1
+                ORDER BY session_pk
+                LIMIT 1
+            )
+            AND state = 'parked' AND due_us > $2",
+    );
+    tx.execute(RELEASE_PARKED, args![policy, now]).await.map(drop)
+}
+
+pub(super) async fn policies_of(tx: &mut Tx<'_>, session: SessionPk) -> Result<Vec<PolicyPk>, StoreError> {
+    const SELECT_POLICIES: Statement = Statement::new(
+        "-- select_policies_of_session
+        SELECT policy_pk
+        FROM session_policy
+        WHERE session_pk = $1",
+    );
+    let rows = tx.fetch_all(SELECT_POLICIES, args![session]).await?;
+    rows.into_iter().map(|mut row| row.get("policy_pk")).collect()
+}
+
+fn count_move(tx: &mut Tx<'_>, policy: PolicyPk, from: SessionState, to: SessionState) {
+    tx.tallies().add(policy, Tally::Sessions(from), -1);
+    tx.tallies().add(policy, Tally::Sessions(to), 1);
+}
