@@ -30,6 +30,7 @@ import sys
 import threading
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 
 # How often a rollout is started again if its agent fails.
@@ -127,19 +128,19 @@ class Group:
             try:
                 opened = self.open(name)
             except Refused as refused:
+                if not self.options.resume or refused.kind not in ("rollout-conflict", "session-ended"):
+                    raise
                 # It ended when this program ran before.
-                if self.options.resume and refused.kind in ("rollout-conflict", "session-ended"):
-                    story = self.forebay.call(f"/trajectories?policy={self.options.policy}&rollout_id={name}")
-                    if story["reward"] is None:
-                        continue
-                    return story["reward"]
-                raise
+                reward = self.reward(name)
+                if reward is None:
+                    continue
+                return reward
             session = f"/sessions/{opened['session_id']}"
             finished = None
             try:
                 reward, ended = self.play(name, opened)
                 while reward is None and self.can_resume(opened):
-                    opened = self.forebay.call(f"{session}/resume", {"attempt": opened["attempt"]})
+                    opened = self.resume(opened)
                     reward, ended = self.play(name, opened)
                 if reward is not None:
                     end = {"reward": reward, "status": ended, "attempt": opened["attempt"]}
@@ -165,9 +166,29 @@ class Group:
             "policy": self.options.policy, "rollout_id": name, "group_id": self.options.group_id,
             "group_size": self.size, "environment": self.repository.name,
         })
-        if self.options.resume and opened["duplicate"]:
-            opened = self.forebay.call(f"/sessions/{opened['session_id']}/resume", {"attempt": opened["attempt"]})
-        return opened
+        # One whose last attempt this is goes on with it.
+        return self.resume(opened) if opened["duplicate"] and self.can_resume(opened) else opened
+
+    def resume(self, opened):
+        """Begins the next attempt of a session."""
+        session = f"/sessions/{opened['session_id']}"
+        while True:
+            try:
+                return self.forebay.call(f"{session}/resume", {"attempt": opened["attempt"]})
+            except Refused as refused:
+                # The answer to this very request may have been lost.
+                if refused.kind != "attempt-over":
+                    raise
+                opened = {**opened, "attempt": self.forebay.call(session)["attempt"]}
+
+    def reward(self, name):
+        query = urllib.parse.urlencode({"policy": self.options.policy, "rollout_id": name})
+        try:
+            return self.forebay.call(f"/trajectories?{query}")["reward"]
+        except Refused as refused:
+            if refused.kind != "not-found":
+                raise
+            return None
 
     def can_resume(self, opened):
         return self.options.resume and not self.commands.stopped and opened["attempt"] < opened["max_attempts"]
@@ -175,8 +196,9 @@ class Group:
     def play(self, name, opened):
         """Runs the agent in a copy of the repository, and then the test. Returns the reward, and how the agent ended."""
         folder = (self.options.work / name).resolve()
-        # The agent does again what it did, and finds what it found.
-        shutil.rmtree(folder, ignore_errors=True)
+        if self.options.resume:
+            # The agent does again what it did, and finds what it found.
+            shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(self.repository, folder, symlinks=True)
         # The agent gets a base URL and a key for its calls. It must not find the key that can finish sessions.
         environment = {name: value for name, value in os.environ.items() if name != "FOREBAY_KEY"}
@@ -195,6 +217,8 @@ class Group:
             for protected in self.options.protect:
                 restore(self.repository / protected, folder / protected)
             passed = self.commands.run(self.options.test, folder, environment, log, 60 * self.options.test_minutes) == 0
+            if self.commands.stopped:
+                return None, None
         return float(passed), "truncated" if status is None else "completed"
 
 

@@ -74,6 +74,11 @@ class Ending:
         return self.opened.attempt
 
     @property
+    def fence(self) -> int | None:
+        """The attempt, if there may be others: what ends the session must not end a later one."""
+        return self.attempt if self._resume or self.attempt > 1 else None
+
+    @property
     def can_be_resumed(self) -> bool:
         """Whether an exception leaves the session as it is, so that the same block can go on with it."""
         return self._resume and self.attempt < self.opened.max_attempts
@@ -126,7 +131,7 @@ class Ending:
             turn_state_keys=self.turn_state_keys or None,
             status=self.status,
             metadata=self.metadata or None,
-            attempt=self.attempt,
+            attempt=self.fence,
         )
 
     def finished(self, ended: SessionEnded) -> None:
@@ -159,7 +164,7 @@ class Session(Ending):
         with self._lock:
             if self._ended is None:
                 self._ended = self._client.abort_session(
-                    self.session_id, reason=cut(reason), keep=keep or None, attempt=self.attempt
+                    self.session_id, reason=cut(reason), keep=keep or None, attempt=self.fence
                 )
             return self._ended
 
@@ -180,7 +185,7 @@ class Session(Ending):
         if error is None:
             self.finish()
         elif self._ended is None and not self.can_be_resumed:
-            abort_quietly(self._client, self.session_id, self.attempt, error)
+            abort_quietly(self._client, self.session_id, self.fence, error)
 
 
 class AsyncSession(Ending):
@@ -201,7 +206,7 @@ class AsyncSession(Ending):
         """Ends the session without a reward, if it has not ended. Its calls are kept only if `keep` is true."""
         if self._ended is None:
             self._ended = await self._client.abort_session(
-                self.session_id, reason=cut(reason), keep=keep or None, attempt=self.attempt
+                self.session_id, reason=cut(reason), keep=keep or None, attempt=self.fence
             )
         return self._ended
 
@@ -224,8 +229,8 @@ class AsyncSession(Ending):
         if error is None:
             await self.finish()
         elif self._ended is None and not self.can_be_resumed:
-            sync, opened = self._client.sync, self.opened
-            await self._client.run(lambda: abort_quietly(sync, opened.session_id, opened.attempt, error))
+            sync, session_id, attempt = self._client.sync, self.session_id, self.fence
+            await self._client.run(lambda: abort_quietly(sync, session_id, attempt, error))
 
 
 def opened_session(client: Client, arguments: Mapping[str, Any], *, resume: bool) -> SessionOpened:
@@ -247,7 +252,7 @@ def finish_together(client: Client, sessions: Sequence[Ending]) -> list[SessionE
     return ended
 
 
-def abort_quietly(client: Client, session_id: str, attempt: int, error: BaseException) -> None:
+def abort_quietly(client: Client, session_id: str, attempt: int | None, error: BaseException) -> None:
     """Aborts a session because of an exception. A failure is only logged, so that the exception goes on."""
     if not isinstance(error, Exception):
         # The process is about to end, for example by Ctrl-C.

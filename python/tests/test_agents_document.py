@@ -82,6 +82,7 @@ def test_the_agent_posts_groups_of_one_segment_each(environment: dict[str, str])
         ("fb.finish([solver, critic])", ""),
         ("fb.put_suite(", "True 1.0 [1.0, 1.0]\n"),
         ("0.75 * scores.tests", "kept ['judge']\n[] ready\n"),
+        ("resume=True) as s", "the sandbox died\nattempt 2 with 1 call\n"),
         ("forebay.Scorer(", "a 1 kept\n"),
         ("forebay.State(", ""),
         ('Client(spool="spool")', "kept\n"),
@@ -94,7 +95,7 @@ def test_a_program_runs_as_printed(environment: dict[str, str], beginning: str, 
 
 
 def test_every_program_is_run() -> None:
-    assert len(BLOCKS) == 13
+    assert len(BLOCKS) == 14
 
 
 def test_the_state_of_the_document_can_be_continued(environment: dict[str, str]) -> None:

@@ -9,7 +9,7 @@ use std::{
 use axum::{
     Router,
     body::Body,
-    extract::{Path, Query, Request, State},
+    extract::{Path, Query, Request, State, rejection::QueryRejection},
     http::{HeaderMap, HeaderName, HeaderValue, Method, header},
     middleware::{self, Next},
     response::Response,
@@ -110,22 +110,33 @@ async fn retrieve(
 }
 
 /// What the agent or its sandbox goes on from if it is started again. Only the running attempt can store it.
-async fn save_state(State(agents): State<Agents>, id: Id, call: Query<AfterCall>, request: Request) -> Response {
+async fn save_state(
+    State(agents): State<Agents>,
+    id: Id,
+    query: Result<Query<AfterCall>, QueryRejection>,
+    request: Request,
+) -> Response {
     let (parts, body) = request.into_parts();
     let save = async {
-        let permit = permit(&agents, id, &parts.headers).await?;
+        let permit = match permit(&agents, id, &parts.headers).await {
+            Ok(permit) => permit,
+            Err(error) => {
+                body::discard(body).await;
+                return Err(error);
+            }
+        };
+        let Query(AfterCall { call }) = query.map_err(|_| not_a_call("must be the number of a call".to_owned()))?;
         let (content, _shares) = body::read_bytes(&agents, permit.session_id(), body, SAVED_STATE_BYTES_MAX).await?;
         let save = SaveState {
             session_id: permit.session_id(),
             attempt: Some(permit.attempt()),
-            call: call.0.call,
+            call,
             content,
             now: agents.buffer().now(),
         };
         agents.buffer().save_state(save).await.map_err(|error| match error {
             BufferError::Refused(Refusal::Invalid(violations)) => {
-                let why = violations.into_iter().map(|violation| violation.detail).collect();
-                DialectError::Invalid { field: "call".to_owned(), why }
+                not_a_call(violations.into_iter().map(|violation| violation.detail).collect())
             }
             other => refusal::of(other),
         })
@@ -142,6 +153,10 @@ async fn save_state(State(agents): State<Agents>, id: Id, call: Query<AfterCall>
         }
         Err(error) => answer::error(Dialect::of_headers(&parts.headers), &error),
     }
+}
+
+fn not_a_call(why: String) -> DialectError {
+    DialectError::Invalid { field: "call".to_owned(), why }
 }
 
 /// The call that a state is stored after; the last recorded one if absent.

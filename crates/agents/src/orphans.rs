@@ -21,8 +21,8 @@ const WAIT: Duration = Duration::from_secs(10);
 
 pub(crate) type Answering = Pin<Box<dyn Future<Output = Result<Answer, DialectError>> + Send>>;
 
-/// What a repeat has in common with its call: the session, the dialect and the digest of the body.
-type Key = (SessionId, Dialect, [u8; 32]);
+/// What a repeat has in common with its call: the session, its attempt, the dialect and the digest of the body.
+type Key = (SessionId, u32, Dialect, [u8; 32]);
 
 /// A call that goes on as a task, which ends if this is dropped.
 type Task = JoinSet<Result<Answer, DialectError>>;
@@ -83,7 +83,7 @@ impl Unanswered {
 }
 
 fn key(call: &Call) -> Key {
-    (call.permit.session_id(), call.dialect, call.digest)
+    (call.permit.session_id(), call.permit.attempt(), call.dialect, call.digest)
 }
 
 /// The answer to a call that this one repeats.

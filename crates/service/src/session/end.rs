@@ -11,7 +11,6 @@ use forebay_domain::{
     ingest::Bundle,
     refusal::Refusal,
     session::{Session, without_indexes},
-    states::SessionState,
 };
 use forebay_store::{
     error::StoreError,
@@ -113,11 +112,11 @@ async fn end_all(buffer: &Buffer, wanted: &[Ending]) -> Result<Vec<Ended>, Buffe
 }
 
 /// Tries to end sessions until no call is recorded and no other request ends one of them meanwhile. `stopped` receives
-/// the sessions that took calls before, with their states.
+/// the sessions that took calls before.
 async fn end_stable(
     buffer: &Buffer,
     wanted: &[Ending],
-    stopped: &mut Vec<(SessionId, SessionState)>,
+    stopped: &mut Vec<SessionId>,
 ) -> Result<Vec<Ended>, BufferError> {
     for _ in 0..ATTEMPTS_MAX {
         let mut found = Vec::with_capacity(wanted.len());
@@ -130,8 +129,10 @@ async fn end_stable(
         }
         if wanted.iter().any(|one| !matches!(one.how, How::Expire { .. })) {
             let open = found.iter().filter(|session| session.state.takes_calls());
-            stopped.extend(open.map(|session| (session.session_id, session.state)));
-            found = buffer.store.write(BeginFinish(wanted.iter().map(|one| one.session_id).collect())).await??;
+            stopped.extend(open.map(|session| session.session_id));
+            let sessions = wanted.iter().map(|one| one.session_id).collect();
+            let begin = BeginFinish { sessions, now: buffer.clock.now() };
+            found = buffer.store.write(begin).await??;
         }
         match end_found(buffer, wanted, found).await {
             // The sessions are looked at again: another request may have ended them with the same content.
@@ -170,6 +171,8 @@ async fn end_found(buffer: &Buffer, wanted: &[Ending], found: Vec<Session>) -> R
             answers[index] = Some(ended);
             continue;
         }
+        // Another attempt may have begun, or a call may have opened a parked session.
+        one.check(&session, buffer.clock.now())?;
         let done = rollouts::assemble(buffer, one, &session).await;
         assembled.push((index, done.map_err(|error| of_one(error, index, wanted.len()))?));
     }

@@ -247,9 +247,6 @@ impl Ending {
     /// Refuses what can be refused without reading the calls.
     pub(super) fn check(&self, session: &Session, now: Timestamp) -> Result<(), Refusal> {
         self.ended(session)?;
-        if let Some(of) = self.attempt().filter(|attempt| *attempt != session.attempt) {
-            return Err(Refusal::AttemptSuperseded { attempt: session.attempt, of });
-        }
         match &self.how {
             How::Finish(finish) => finish.check(session),
             // A call may have been recorded since the session was due.
@@ -258,10 +255,13 @@ impl Ending {
         }
     }
 
-    /// The answer if the session has ended before by the same request; none if it has not ended.
+    /// The answer if the session has ended before by the same request; none if it has not ended. Refused if the request
+    /// ends another attempt, or if another request ended the session.
     pub(super) fn ended(&self, session: &Session) -> Result<Option<Ended>, Refusal> {
         if session.state.is_live() {
-            return Ok(None);
+            let other = self.attempt().filter(|attempt| *attempt != session.attempt);
+            let refused = other.map(|of| Refusal::AttemptSuperseded { attempt: session.attempt, of });
+            return refused.map_or(Ok(None), Err);
         }
         if session.state != self.state() {
             return Err(Refusal::SessionEnded(session.state));

@@ -26,7 +26,7 @@ use super::bounded_scan::{InOrder, Scan, examine, in_order};
 use crate::{
     error::StoreError,
     op::Op,
-    sql::{Row, Statement, Tx, among_keys, args, key_list, locking},
+    sql::{Row, Statement, Tx, among_keys, args, key_list},
 };
 
 /// A session whose row is locked, as far as its end depends on it.
@@ -34,6 +34,7 @@ pub(super) struct EndingSession {
     pub(super) state: SessionState,
     pub(super) calls: u32,
     pub(super) attempt: u32,
+    pub(super) due_at: Option<Timestamp>,
     pub(super) policies: Vec<PolicyPk>,
 }
 
@@ -53,11 +54,11 @@ pub(super) async fn lock_ending(
     // The rows are locked first. Calls and other ends wait here, and find the session ended.
     const LOCK_ENDING: Statement = Statement {
         sqlite: "-- lock_ending_sessions
-            SELECT session_pk, state, calls, attempt
+            SELECT session_pk, state, calls, attempt, due_us
             FROM session
             WHERE session_pk IN (SELECT value FROM json_each($1))",
         postgres: "-- lock_ending_sessions
-            SELECT session_pk, state, calls, attempt
+            SELECT session_pk, state, calls, attempt, due_us
             FROM session
             WHERE session_pk = ANY ($1::bigint[])
             ORDER BY session_pk
@@ -79,6 +80,7 @@ pub(super) async fn lock_ending(
             state: row.get("state")?,
             calls: row.get("calls")?,
             attempt: row.get("attempt")?,
+            due_at: row.get("due_us")?,
             policies: Vec::new(),
         };
         locked.insert(row.get("session_pk")?, ending);
@@ -327,27 +329,24 @@ impl Op for SessionFilter {
 
 /// Stops new calls of open sessions. Returns the sessions in the order of the request; a session that has ended is
 /// returned unchanged.
-pub struct BeginFinish(pub Vec<SessionId>);
+pub struct BeginFinish {
+    pub sessions: Vec<SessionId>,
+    pub now: Timestamp,
+}
 
 #[async_trait]
 impl Op for BeginFinish {
     type Output = Result<Vec<Session>, Refusal>;
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
-        const LOCK_SESSION: Statement = locking!(
-            "-- lock_session
-            SELECT session_pk, state
-            FROM session
-            WHERE session_pk = $1"
-        );
         const STOP_CALLS: Statement = Statement::new(
             "-- stop_session_calls
             UPDATE session
             SET state = 'finishing'
-            WHERE session_pk = $1 AND state IN ('open', 'parked')",
+            WHERE session_pk = $1 AND state = 'open'",
         );
-        let mut found = Vec::with_capacity(self.0.len());
-        for session_id in &self.0 {
+        let mut found = Vec::with_capacity(self.sessions.len());
+        for session_id in &self.sessions {
             let Some(session) = FindSession(*session_id).run(tx).await? else {
                 return Ok(Err(Refusal::Unknown("the session")));
             };
@@ -358,14 +357,15 @@ impl Op for BeginFinish {
         order.sort_by_key(|&index| found[index].session_pk);
         for index in order {
             let session_pk = found[index].session_pk;
-            let mut row = tx.fetch_one(LOCK_SESSION, args![session_pk]).await?;
-            let state: SessionState = row.get("state")?;
-            if state.takes_calls() {
+            let Some(locked) = calls::Recording::lock(tx, session_pk).await? else { continue };
+            if locked.state.takes_calls() {
+                // A parked session is due when it expires, or was due because its room is needed. Somebody is there now.
+                parked::unpark(tx, session_pk, locked.state, locked.due_at(self.now)).await?;
                 tx.guarded(STOP_CALLS, args![session_pk], 1).await?;
-                parked::moved(tx, session_pk, state, SessionState::Finishing).await?;
+                parked::moved(tx, session_pk, SessionState::Open, SessionState::Finishing).await?;
             }
             // The rows are read again under the lock.
-            if let Some(session) = FindSession(self.0[index]).run(tx).await? {
+            if let Some(session) = FindSession(self.sessions[index]).run(tx).await? {
                 found[index] = session;
             }
         }
@@ -373,8 +373,8 @@ impl Op for BeginFinish {
     }
 }
 
-/// Gives sessions whose finish was refused the states that they had before.
-pub struct ReopenSessions(pub Vec<(SessionId, SessionState)>);
+/// Permits new calls of sessions whose finish was refused.
+pub struct ReopenSessions(pub Vec<SessionId>);
 
 #[async_trait]
 impl Op for ReopenSessions {
@@ -384,18 +384,16 @@ impl Op for ReopenSessions {
         const REOPEN: Statement = Statement::new(
             "-- reopen_session
             UPDATE session
-            SET state = $2
+            SET state = 'open'
             WHERE session_id = $1 AND state = 'finishing'
             RETURNING session_pk",
         );
         // In the order of their ids, which is the order in which replicas lock several sessions here.
         let mut sessions = self.0.clone();
-        sessions.sort_unstable_by_key(|(session_id, _)| *session_id);
-        for (session_id, before) in sessions {
-            let reopened = tx.fetch_optional(REOPEN, args![session_id.as_bytes(), before]).await?;
-            if let Some(mut row) = reopened {
-                parked::moved(tx, row.get("session_pk")?, SessionState::Finishing, before).await?;
-            }
+        sessions.sort_unstable();
+        for session_id in sessions {
+            let Some(mut row) = tx.fetch_optional(REOPEN, args![session_id.as_bytes()]).await? else { continue };
+            parked::moved(tx, row.get("session_pk")?, SessionState::Finishing, SessionState::Open).await?;
         }
         Ok(())
     }

@@ -37,6 +37,12 @@ impl Reference {
             }
             numbers.push(number);
         }
+        // A request opens parked sessions, and they stay so if the end is refused.
+        for (&number, (_, ending)) in numbers.iter().zip(wanted) {
+            if self.sessions[&number].state == SessionState::Parked && !matches!(ending, Ending::Expire { .. }) {
+                self.open_parked(number);
+            }
+        }
         // Calls in flight are cancelled, and stay so if the end is refused.
         for &number in &numbers {
             if self.sessions[&number].is_live() {

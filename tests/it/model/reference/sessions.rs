@@ -276,7 +276,7 @@ impl Reference {
     }
 
     /// Its agent is at work.
-    fn open_parked(&mut self, number: SessionNumber) -> &mut Session {
+    pub(super) fn open_parked(&mut self, number: SessionNumber) -> &mut Session {
         let now = self.now;
         let session = self.session_mut(number);
         session.state = SessionState::Open;

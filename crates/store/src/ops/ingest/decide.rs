@@ -20,7 +20,7 @@ use forebay_domain::{
     policies::Policy,
     refusal::Refusal,
     session::EndSession,
-    states::{GroupState, RolloutState, Verdict},
+    states::{GroupState, RolloutState, SessionState, Verdict},
     tally::Tally,
 };
 use forebay_wire::Retries;
@@ -126,7 +126,9 @@ impl<'b> Decider<'b> {
                 return Err(Refusal::SessionReset(policy.clone()));
             }
         }
-        let is_same = (session.calls, session.attempt) == (end.calls, end.attempt);
+        // An agent may have come back since the sweep saw that the session was due.
+        let is_kept = end.state == SessionState::Expired && session.due_at.is_some_and(|due_at| due_at > self.now);
+        let is_same = (session.calls, session.attempt) == (end.calls, end.attempt) && !is_kept;
         if is_same { Ok(()) } else { Err(Refusal::SessionChanged) }
     }
 

@@ -10,7 +10,7 @@ use forebay_domain::{
     clock::Timestamp,
     ids::{SessionId, SessionPk},
     refusal::Refusal,
-    session::{RecordedCall, ReplayCall, ResumeSession, SaveState, SavedState, Session, StoredAnswer},
+    session::{Delivery, RecordedCall, ReplayCall, ResumeSession, SaveState, SavedState, Session, StoredAnswer},
     states::SessionState,
 };
 
@@ -109,7 +109,7 @@ impl Op for ReplayCall {
     async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
         const SELECT_USES: Statement = among_keys!(
             "-- select_uses_of_calls
-            SELECT call_pk, seq, attempt, used_in
+            SELECT call_pk, seq, attempt, used_in, delivered
             FROM session_call
             WHERE session_pk = $2 AND seq"
         );
@@ -131,11 +131,16 @@ impl Op for ReplayCall {
         if let Err(refusal) = session.check_attempt(self.attempt) {
             return Ok(Err(refusal));
         }
+        // Its end may have read already which calls are used.
+        if !session.state.takes_calls() {
+            return Ok(Err(Refusal::SessionEnded(session.state)));
+        }
         let numbers = key_list(self.equal.iter().chain(&self.before).map(|seq| i64::from(*seq)));
         let mut uses = Vec::new();
         for mut row in tx.fetch_all(SELECT_USES, args![numbers, self.session_pk]).await? {
             let call = RecordedCall { call_pk: row.get("call_pk")?, seq: row.get("seq")? };
-            uses.push(Use { call, attempt: row.get("attempt")?, used_in: row.get("used_in")? });
+            let was_lost = row.get::<u32>("delivered")? == Delivery::Lost.code();
+            uses.push(Use { call, attempt: row.get("attempt")?, used_in: row.get("used_in")?, was_lost });
         }
         let Some(call) = replayed(self, &uses) else { return Ok(Ok(None)) };
         let digest = &self.body_digest[..];
@@ -155,11 +160,14 @@ struct Use {
     attempt: u32,
     /// The last one.
     used_in: u32,
+    /// Whether the last one did not receive its answer.
+    was_lost: bool,
 }
 
 /// The recorded call that a call is answered with. What an engine has answered in this attempt, the agent has not seen in
 /// earlier ones, so a call behind it is a new one, even if its prompt happens to be equal. Of several equal calls those
-/// come first that the last attempt has used, and of these the one that came first.
+/// come first that the last attempt has used, of these those whose answers it may have received, and then the one that came
+/// first.
 fn replayed(call: &ReplayCall, uses: &[Use]) -> Option<RecordedCall> {
     let is_before = |of: &&Use| call.before.contains(&of.call.seq);
     let is_new = |of: &Use| of.attempt == call.attempt;
@@ -169,7 +177,7 @@ fn replayed(call: &ReplayCall, uses: &[Use]) -> Option<RecordedCall> {
         return None;
     }
     let unused = uses.iter().filter(|of| call.equal.contains(&of.call.seq) && of.used_in < call.attempt);
-    unused.max_by_key(|of| (of.used_in, Reverse(of.call.seq))).map(|of| of.call)
+    unused.max_by_key(|of| (of.used_in, !of.was_lost, Reverse(of.call.seq))).map(|of| of.call)
 }
 
 #[async_trait]
@@ -239,7 +247,7 @@ mod tests {
     use super::*;
 
     fn of(seq: u32, attempt: u32, used_in: u32) -> Use {
-        Use { call: RecordedCall { call_pk: CallPk(seq.into()), seq }, attempt, used_in }
+        Use { call: RecordedCall { call_pk: CallPk(seq.into()), seq }, attempt, used_in, was_lost: false }
     }
 
     fn found(attempt: u32, equal: &[u32], before: &[u32], uses: &[Use]) -> Option<u32> {
@@ -263,6 +271,9 @@ mod tests {
         assert_eq!(found(3, &[1, 2, 3], &[], &equal), Some(3));
         assert_eq!(found(2, &[3], &[], &equal), None);
         assert_eq!(found(2, &[], &[], &equal), None);
+        // The agent sent it again, because it did not receive the first answer.
+        let lost = [Use { was_lost: true, ..of(1, 1, 1) }, of(2, 1, 1)];
+        assert_eq!(found(2, &[1, 2], &[], &lost), Some(2));
     }
 
     #[test]
