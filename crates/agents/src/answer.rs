@@ -179,7 +179,7 @@ pub(crate) fn json(body: impl Into<Body>) -> Response {
 }
 
 /// A saved state, with what it belongs to.
-pub(crate) fn octets(content: Vec<u8>, call: u32, attempt: u32) -> Response {
+pub(crate) fn octets(content: Bytes, call: u32, attempt: u32) -> Response {
     let mut response = Response::new(Body::from(content));
     let headers = response.headers_mut();
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("application/octet-stream"));

@@ -16,6 +16,7 @@ use axum::{
     routing::{get, post},
 };
 use forebay_api::http::framing::{self, Framing};
+use forebay_bounds::budget::paid;
 use forebay_domain::{
     ids::SessionId,
     refusal::Refusal,
@@ -27,7 +28,6 @@ use forebay_gateway::{
 };
 use forebay_service::{error::BufferError, session::record::CallPermit};
 use forebay_telemetry::otlp;
-use forebay_wire as wire;
 use serde::Deserialize;
 use tower_http::{
     catch_panic::CatchPanicLayer,
@@ -142,15 +142,7 @@ async fn save_state(
         })
     };
     match save.await {
-        Ok(saved) => {
-            let saved = wire::SavedState {
-                call: saved.seq,
-                attempt: saved.attempt,
-                bytes: saved.content.len() as u64,
-                stored_at: saved.stored_at.to_string(),
-            };
-            answer::json(serde_json::to_vec(&saved).expect("numbers and texts always serialize"))
-        }
+        Ok(saved) => answer::json(serde_json::to_vec(&saved).expect("numbers and texts always serialize")),
         Err(error) => answer::error(Dialect::of_headers(&parts.headers), &error),
     }
 }
@@ -168,11 +160,17 @@ struct AfterCall {
 async fn saved_state(State(agents): State<Agents>, id: Id, headers: HeaderMap) -> Response {
     let read = async {
         let permit = permit(&agents, id, &headers).await?;
-        let saved = agents.buffer().saved_state_of(&permit).await.map_err(refusal::of)?;
-        saved.ok_or_else(|| DialectError::NotFound { what: "a saved state of the session".to_owned() })
+        let session_id = permit.session_id();
+        // It takes its bytes from the budget before it is read, and keeps them until it is written.
+        let patience = agents.options().read_timeout;
+        let taking = agents.0.bytes.take_more(body::owner(session_id), 0, SAVED_STATE_BYTES_MAX, patience);
+        let share = taking.await.map_err(|_| body::overloaded())?;
+        let saved = agents.buffer().saved_state(session_id).await.map_err(refusal::of)?;
+        let what = || DialectError::NotFound { what: "a saved state of the session".to_owned() };
+        Ok::<_, DialectError>((saved.ok_or_else(what)?, share))
     };
     match read.await {
-        Ok(saved) => answer::octets(saved.content, saved.seq, saved.attempt),
+        Ok((saved, share)) => answer::octets(paid(saved.content.into(), share), saved.seq, saved.attempt),
         Err(error) => answer::error(Dialect::of_headers(&headers), &error),
     }
 }

@@ -344,7 +344,6 @@ pub struct SavedState {
     /// The attempt that stored it.
     pub attempt: u32,
     pub content: Vec<u8>,
-    pub stored_at: Timestamp,
 }
 
 /// The most bytes of a saved state.
@@ -388,7 +387,7 @@ pub struct StoredCall {
     pub delivery: Delivery,
     /// The attempt in which an engine answered it.
     pub attempt: u32,
-    /// The last attempt that was answered with it.
+    /// The last attempt that used it: in which an engine answered it, or that was answered with the record.
     pub used_in: u32,
     /// When it ended.
     pub ended_at: Timestamp,

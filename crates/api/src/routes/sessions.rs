@@ -151,13 +151,7 @@ pub(crate) async fn save_state(
     AnyBytes(content): AnyBytes,
 ) -> Result<Answer<SavedState>, Failure> {
     let save = SaveState { session_id: session.session_id, attempt, call, content, now: api.buffer.now() };
-    let saved = api.run_uncancelled(|buffer| async move { buffer.save_state(save).await }).await?;
-    Ok(Answer(SavedState {
-        call: saved.seq,
-        attempt: saved.attempt,
-        bytes: saved.content.len() as u64,
-        stored_at: saved.stored_at.to_string(),
-    }))
+    Ok(Answer(api.run_uncancelled(|buffer| async move { buffer.save_state(save).await }).await?))
 }
 
 /// Read the saved state
@@ -181,7 +175,8 @@ pub(crate) async fn state(
     State(api): State<Api>,
     SessionPath(session): SessionPath,
 ) -> Result<([(&'static str, String); 3], Vec<u8>), Failure> {
-    let saved = api.buffer.saved_state(&session).await?;
+    let saved = api.buffer.saved_state(session.session_id).await?;
+    let saved = saved.ok_or(Refusal::Unknown("a saved state of the session"))?;
     let headers = [
         ("content-type", "application/octet-stream".to_owned()),
         ("forebay-call", saved.seq.to_string()),

@@ -5,17 +5,12 @@ use std::time::Duration;
 
 use forebay_domain::{
     ids::SessionId,
-    refusal::Refusal,
     session::{ResumeSession, SaveState, SavedState, Session, SessionKey, SessionKeyHash},
 };
 use forebay_store::ops::session::attempts::FindSavedState;
 use tracing::instrument;
 
-use crate::{
-    Buffer,
-    error::BufferError,
-    session::{open::Opened, record::CallPermit},
-};
+use crate::{Buffer, error::BufferError, session::open::Opened};
 
 impl Buffer {
     /// Begins another attempt of a session, after the attempt `after` if it is named. The keys of earlier attempts permit
@@ -36,20 +31,13 @@ impl Buffer {
 
     /// Stores what an agent or its sandbox goes on from if it is started again. It replaces what was stored before.
     #[instrument(level = "debug", skip_all, fields(session.id = %save.session_id))]
-    pub async fn save_state(&self, save: SaveState) -> Result<SavedState, BufferError> {
+    pub async fn save_state(&self, save: SaveState) -> Result<forebay_wire::SavedState, BufferError> {
         Ok(self.store.write(save).await??)
     }
 
-    /// What was stored last.
-    #[instrument(level = "debug", skip_all, fields(session.id = %session.session_id))]
-    pub async fn saved_state(&self, session: &Session) -> Result<SavedState, BufferError> {
-        let found = self.store.read(FindSavedState(session.session_pk)).await?;
-        Ok(found.ok_or(Refusal::Unknown("a saved state of the session"))?)
-    }
-
-    /// What was stored last of the session of an agent.
-    #[instrument(level = "debug", skip_all, fields(session.id = %permit.session_id()))]
-    pub async fn saved_state_of(&self, permit: &CallPermit) -> Result<Option<SavedState>, BufferError> {
-        Ok(self.store.read(FindSavedState(permit.session_pk())).await?)
+    /// What was stored last; none if nothing was.
+    #[instrument(level = "debug", skip_all, fields(session.id = %session_id))]
+    pub async fn saved_state(&self, session_id: SessionId) -> Result<Option<SavedState>, BufferError> {
+        Ok(self.store.read(FindSavedState(session_id)).await?)
     }
 }

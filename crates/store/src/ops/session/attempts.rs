@@ -8,7 +8,7 @@ use std::cmp::Reverse;
 use async_trait::async_trait;
 use forebay_domain::{
     clock::Timestamp,
-    ids::{SessionId, SessionPk},
+    ids::SessionId,
     refusal::Refusal,
     session::{Delivery, RecordedCall, ReplayCall, ResumeSession, SaveState, SavedState, Session, StoredAnswer},
     states::SessionState,
@@ -182,7 +182,7 @@ fn replayed(call: &ReplayCall, uses: &[Use]) -> Option<RecordedCall> {
 
 #[async_trait]
 impl Op for SaveState {
-    type Output = Result<SavedState, Refusal>;
+    type Output = Result<forebay_wire::SavedState, Refusal>;
 
     const CLASS: Class = Class::Bulk;
 
@@ -211,13 +211,17 @@ impl Op for SaveState {
         }
         let values = args![found.session_pk, seq, session.attempt, &self.content[..], self.now];
         tx.guarded(SAVE_STATE, values, 1).await?;
-        let (attempt, content) = (session.attempt, self.content.to_vec());
-        Ok(Ok(SavedState { seq, attempt, content, stored_at: self.now }))
+        Ok(Ok(forebay_wire::SavedState {
+            call: seq,
+            attempt: session.attempt,
+            bytes: self.content.len() as u64,
+            stored_at: self.now.to_string(),
+        }))
     }
 }
 
 /// What was stored last of a session to go on from.
-pub struct FindSavedState(pub SessionPk);
+pub struct FindSavedState(pub SessionId);
 
 #[async_trait]
 impl Op for FindSavedState {
@@ -226,23 +230,19 @@ impl Op for FindSavedState {
     async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
         const FIND_SAVED: Statement = Statement::new(
             "-- find_session_saved
-            SELECT seq, attempt, content, stored_us
-            FROM session_saved
-            WHERE session_pk = $1",
+            SELECT f.seq, f.attempt, f.content
+            FROM session AS s
+            JOIN session_saved AS f ON f.session_pk = s.session_pk
+            WHERE s.session_id = $1",
         );
-        let Some(mut row) = tx.fetch_optional(FIND_SAVED, args![self.0]).await? else { return Ok(None) };
-        Ok(Some(SavedState {
-            seq: row.get("seq")?,
-            attempt: row.get("attempt")?,
-            content: row.get("content")?,
-            stored_at: row.get("stored_us")?,
-        }))
+        let Some(mut row) = tx.fetch_optional(FIND_SAVED, args![self.0.as_bytes()]).await? else { return Ok(None) };
+        Ok(Some(SavedState { seq: row.get("seq")?, attempt: row.get("attempt")?, content: row.get("content")? }))
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use forebay_domain::ids::CallPk;
+    use forebay_domain::ids::{CallPk, SessionPk};
 
     use super::*;
 
