@@ -4,6 +4,7 @@ mod attempts;
 mod calls;
 mod ends;
 mod opening;
+mod slow;
 
 use std::time::Duration;
 

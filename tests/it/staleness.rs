@@ -1,4 +1,5 @@
-//! `staleness.action = "mask"`: tokens over the bound are delivered but not trained on.
+//! Tokens over the staleness bound: they are delivered and not trained on with `staleness.action = "mask"`, and with `wait`
+//! the rollouts are waited for that the next version would make too old.
 
 use serde_json::{Value, json};
 

@@ -85,6 +85,22 @@ on_both_stores! {
         drop(crowd);
     }
 
+    async fn a_batch_that_waits_for_a_slow_rollout_is_granted_when_it_has_ended(app: TestApp) {
+        app.rules("default", json!({"staleness": {"max": 1, "action": "wait"}})).await;
+        let slow = app.post("/sessions", json!({"rollout_id": "slow"})).await.expect(201);
+        app.publish(1).await.expect(200);
+        app.accept(rollout("a", 1.0)).await;
+        let lease = app.post("/batches", json!({"wait_ms": 60_000}));
+        let ending = async {
+            waiting(app, 1, None).await;
+            // Nothing is posted that would wake the request.
+            let abort = format!("/sessions/{}/abort", text(&slow["session_id"]));
+            app.post(&abort, json!({"reason": "failed"})).await.expect(200);
+        };
+        let (batch, ()) = tokio::join!(lease, ending);
+        batch.expect(201);
+    }
+
     async fn a_request_that_need_not_wait_needs_no_place(app: TestApp) {
         app.reconfigure(FEW).await;
         // Waiters of another policy use all places of both kinds, but get none of the first policy's batches.

@@ -82,7 +82,7 @@ fn cors(origins: &[HeaderValue]) -> Option<CorsLayer> {
         .allow_origin(origins.to_vec())
         .allow_methods([Method::GET, Method::HEAD, Method::POST])
         .allow_headers(AllowHeaders::mirror_request())
-        .expose_headers([header::RETRY_AFTER, HeaderName::from_static("x-should-retry")]);
+        .expose_headers([header::RETRY_AFTER, HeaderName::from_static("x-should-retry"), answer::STALE_AFTER]);
     (!origins.is_empty()).then_some(layer)
 }
 

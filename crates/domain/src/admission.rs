@@ -237,7 +237,7 @@ impl Gates {
 
 #[cfg(test)]
 mod tests {
-    use forebay_wire::PolicyRules;
+    use forebay_wire::{PolicyRules, StalenessAction};
 
     use super::{room::capacity, *};
 
@@ -252,11 +252,24 @@ mod tests {
     fn capacity_is_what_stays_fresh_less_what_is_there() {
         // (4 + 1) * 16 * 8 = 640.
         let backlog = Backlog { rollouts: 500, bytes: 0, reserved: 100 };
-        assert_eq!(capacity(&rules(Some(4)), backlog, None), 40);
-        assert_eq!(capacity(&rules(Some(4)), Backlog { rollouts: 700, ..backlog }, None), 0);
+        assert_eq!(capacity(&rules(Some(4)), backlog, None, false), 40);
+        assert_eq!(capacity(&rules(Some(4)), Backlog { rollouts: 700, ..backlog }, None, false), 0);
         // Without a staleness bound, only the backlog limits how much is started.
-        assert_eq!(capacity(&rules(None), backlog, None), 400);
-        assert_eq!(capacity(&rules(Some(100)), backlog, None), 400);
+        assert_eq!(capacity(&rules(None), backlog, None, false), 400);
+        assert_eq!(capacity(&rules(Some(100)), backlog, None, false), 400);
+    }
+
+    #[test]
+    fn a_trained_batch_takes_room_until_its_version_is_published_where_nothing_may_be_lost() {
+        let mut wire = PolicyRules::default();
+        (wire.batch.groups, wire.staleness.max) = (16, Some(1));
+        let room = |wire: &PolicyRules, is_version_due| {
+            let rules = Rules::parse(wire.clone()).expect("these rules can work");
+            capacity(&rules, Backlog::default(), None, is_version_due)
+        };
+        assert_eq!([room(&wire, false), room(&wire, true)], [32, 32]);
+        wire.staleness.action = StalenessAction::Wait;
+        assert_eq!([room(&wire, false), room(&wire, true)], [32, 16]);
     }
 
     #[test]

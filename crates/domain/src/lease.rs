@@ -78,6 +78,8 @@ pub struct ClaimAnswer {
     pub expired: u64,
     /// Ready groups that the claim found over the staleness bound.
     pub stale: u64,
+    /// Whether there is no batch because a rollout is waited for that the next version would make too old.
+    pub waits: bool,
 }
 
 /// The result of a claim.

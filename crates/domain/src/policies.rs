@@ -10,6 +10,7 @@ use crate::{
     ingest::decide::GroupFill,
     quotas::Quotas,
     rules::Rules,
+    staleness::Pause,
 };
 
 /// What metrics show of a policy, besides its tallies.
@@ -50,6 +51,17 @@ pub struct Policy {
     pub restored: bool,
     /// Requests for room that were refused lately.
     pub refused: Vec<RefusedRoom>,
+    /// Since when no batch is granted at the current version, for the sake of rollouts that the next one would make too
+    /// old; none if that never happened.
+    pub pause: Option<Pause>,
+}
+
+impl Policy {
+    /// Whether a batch was trained whose version is not published.
+    #[must_use]
+    pub fn is_version_due(&self) -> bool {
+        self.acked_step > self.version_step
+    }
 }
 
 /// A request to write the rules of a policy.

@@ -6,8 +6,8 @@ pub mod filter;
 use std::collections::{BTreeMap, BTreeSet};
 
 use forebay_wire::{
-    Advantage, AdvantageName, FilterRule, Gdpo, Gigpo, LossWeighting, PolicyRules, Requirement, ScoreWork, TurnReturn,
-    Violation, Whiten,
+    Advantage, AdvantageName, BatchOrder, FilterRule, Gdpo, Gigpo, LossWeighting, PolicyRules, Requirement, ScoreWork,
+    StalenessAction, TurnReturn, Violation, Whiten,
 };
 
 use self::filter::{FilterViolation, Filters, reward::RewardExpression};
@@ -278,6 +278,7 @@ fn check_numbers(rules: &PolicyRules, violations: &mut Vec<Violation>) {
     within("/lease/max_resumes", rules.lease.max_resumes.into(), 0, 1_000);
     within("/backlog/max_ready_rollouts", rules.backlog.max_ready_rollouts, 1, i64::MAX as u64);
     within("/backlog/max_bytes", rules.backlog.max_bytes, 1, i64::MAX as u64);
+    within("/staleness/wait_s", rules.staleness.wait_s, 1, DURATION_S_MAX);
     within("/admissions/eval", rules.admissions.eval, 1, i64::MAX as u64);
     within("/sessions/max_attempts", rules.sessions.max_attempts.into(), 1, SESSION_ATTEMPTS_MAX.into());
     let retention = &rules.retention;
@@ -286,6 +287,10 @@ fn check_numbers(rules: &PolicyRules, violations: &mut Vec<Violation>) {
     within("/retention/dropped_s", retention.dropped_s, 0, DURATION_S_MAX);
     within("/retention/evaluated_s", retention.evaluated_s, 0, DURATION_S_MAX);
     within("/retention/tombstone_s", retention.tombstone_s, 0, DURATION_S_MAX);
+    if rules.staleness.action == StalenessAction::Wait && rules.batch.order == BatchOrder::Freshest {
+        let detail = "must be `fifo` beside `staleness.action = \"wait\"`, which delivers the oldest groups first";
+        violations.push(Violation { pointer: "/batch/order".to_owned(), detail: detail.to_owned() });
+    }
     check_environments(rules, violations);
     check_backlog(rules, violations);
     check_advantage(rules, violations);

@@ -140,6 +140,14 @@ impl Session {
         let of_receipt = || self.outcome.as_ref()?.receipts.first().map(|receipt| receipt.execution_id.as_str());
         self.spec.execution_id.as_deref().or_else(of_receipt)
     }
+
+    /// The number of versions after which the first of its rollouts is too old; none without a bound, and once it has
+    /// ended.
+    #[must_use]
+    pub fn stale_after(&self) -> Option<i64> {
+        let is_live = |policy: &&SessionPolicy| self.state.is_live() && policy.run == policy.current_run;
+        self.policies.iter().filter(is_live).filter_map(|policy| policy.stale_after).min()
+    }
 }
 
 /// A policy whose rollout a session records.
@@ -152,6 +160,8 @@ pub struct SessionPolicy {
     /// The version that was current when the session was opened.
     pub version: Version,
     pub current_version: Version,
+    /// The number of versions after which its rollout is too old; 0 if it is too old now. None without a bound.
+    pub stale_after: Option<i64>,
     /// The size of the group, which the session was opened with.
     pub group_size: u32,
     /// The admission that reserves room.
@@ -207,6 +217,8 @@ pub struct RecordCall {
     pub prompt: usize,
     /// The number of sampled ids.
     pub sampled: usize,
+    /// The oldest version that sampled some of them.
+    pub oldest_version: Option<Version>,
     /// Special tokens in its texts.
     pub special_tokens: u64,
     /// What to tell the producer about it.

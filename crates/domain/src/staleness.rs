@@ -1,12 +1,15 @@
-//! Staleness: how far behind the current version tokens may be at their first delivery, and which tokens `mask`
-//! removes.
+//! Staleness: how far behind the current version tokens may be at their first delivery, which tokens `mask` removes, and
+//! which rollouts `wait` waits for.
 //!
-//! Separate from [`batch`](crate::batch), because masking uses spans that only policies with `staleness.action
-//! = "mask"` record.
+//! Separate from [`batch`](crate::batch), because masking uses spans that only policies that [mask](masks) record.
 
+use forebay_wire::{AfterWait, StalenessAction, StalenessRules};
 use serde::{Deserialize, Serialize};
 
-use crate::ids::Version;
+use crate::{
+    clock::Timestamp,
+    ids::{AdmissionId, SessionId, Version},
+};
 
 /// Trained tokens of a segment that one version generated. It is stored as an array of its fields in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -67,6 +70,72 @@ pub struct MaskLeft {
     pub trained_versions: Option<TrainedVersions>,
 }
 
+/// Whether the rules mask tokens that are over the bound.
+#[must_use]
+pub fn masks(rules: &StalenessRules) -> bool {
+    match rules.action {
+        StalenessAction::Drop => false,
+        StalenessAction::Mask => true,
+        StalenessAction::Wait => rules.after_wait == AfterWait::Mask,
+    }
+}
+
+/// The version whose rollouts must be in a batch that is cut now: when the next version is published, they are too old.
+/// None if the rules do not wait for rollouts. Older ones are too old already.
+#[must_use]
+pub fn last_chance(rules: &StalenessRules, current: Version) -> Option<Version> {
+    let waits = rules.action == StalenessAction::Wait;
+    let version = current.0.checked_sub(rules.max.filter(|_| waits)?.into())?;
+    (version >= 0).then_some(Version(version))
+}
+
+/// The number of versions after which a rollout is too old whose oldest version this is; 0 if it is too old now. None
+/// without a bound.
+#[must_use]
+pub fn stale_after(rules: &StalenessRules, current: Version, oldest: Version) -> Option<i64> {
+    let last = oldest.0.saturating_add(rules.max?.into());
+    Some(last.saturating_add(1).saturating_sub(current.0).max(0))
+}
+
+/// Since when no batch is granted at a version, for the sake of rollouts that have their [last chance](last_chance) there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Pause {
+    pub version: Version,
+    pub since: Timestamp,
+}
+
+impl Pause {
+    /// When the wait ends, at the latest.
+    #[must_use]
+    pub fn until(&self, rules: &StalenessRules) -> Timestamp {
+        self.since.plus_seconds(rules.wait_s)
+    }
+}
+
+/// A rollout that is under way.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum UnderWay {
+    /// Of an open session.
+    Session { session_id: SessionId, rollout_id: String },
+    /// One that room is reserved for.
+    Admission(AdmissionId),
+    /// It has arrived and waits for scores.
+    Scoring { rollout_id: String },
+}
+
+/// The rollouts that a batch waits for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WaitedFor {
+    /// The one that began first.
+    pub first: UnderWay,
+    /// When it began.
+    pub began: Timestamp,
+    /// The number of all of them.
+    pub rollouts: u64,
+    /// When the wait ends, at the latest.
+    pub until: Timestamp,
+}
+
 /// The oldest version that is within the staleness bound.
 #[must_use]
 pub fn oldest_fresh(current: Version, max: u32) -> Version {
@@ -90,6 +159,19 @@ pub fn mask_below(spans: &[TrainedSpan], oldest: Version) -> MaskLeft {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_rollout_has_its_last_chance_at_the_bound() {
+        let rules = |max| StalenessRules { max, action: StalenessAction::Wait, ..StalenessRules::default() };
+        let chance = |max, current| last_chance(&rules(max), Version(current)).map(|version| version.0);
+        assert_eq!([chance(Some(2), 1), chance(Some(2), 2), chance(Some(2), 7)], [None, Some(0), Some(5)]);
+        assert_eq!((chance(Some(0), 3), chance(None, 3)), (Some(3), None));
+        let dropping = StalenessRules { action: StalenessAction::Drop, ..rules(Some(2)) };
+        assert_eq!(last_chance(&dropping, Version(7)), None);
+        let after = |current, oldest| stale_after(&rules(Some(2)), Version(current), Version(oldest));
+        assert_eq!([after(5, 5), after(7, 5), after(8, 5), after(9, 5)], [Some(3), Some(1), Some(0), Some(0)]);
+        assert_eq!(stale_after(&rules(None), Version(9), Version(0)), None);
+    }
 
     #[test]
     fn what_is_fresh_is_left() {

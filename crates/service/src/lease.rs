@@ -180,6 +180,8 @@ impl Buffer {
                         let left = deadline.saturating_duration_since(Instant::now());
                         ask = self.waiting_consumers.ask(&request.policy, consumer, times, left);
                     }
+                    // Nothing announces that a rollout which is waited for has ended, or was waited for long enough.
+                    let event = if answer.waits { Event::Unannounced } else { event };
                     time_is_up = self.wakers.wait_for_batch(&waker, event, deadline).await == Woken::DeadlinePassed;
                 }
             }

@@ -67,7 +67,7 @@ pub use policy::{
 };
 pub use problem::{PROBLEM_JSON, Problem, Violation};
 pub use rules::{
-    AdmissionRules, BacklogRules, BatchOrder, BatchRules, EnvironmentRules, FilterAction, FilterRule, FilterScope,
+    AdmissionRules, AfterWait, BacklogRules, BatchOrder, BatchRules, EnvironmentRules, FilterAction, FilterRule, FilterScope,
     GroupRules, LeaseRules, LossWeighting, OnDrop, PolicyRules, RecordRules, Requirement, RetentionRules, Retries,
     ScoreRules, ScoreWork, ScoreWorkPer, SessionRules, Settle, StalenessAction, StalenessRules,
 };

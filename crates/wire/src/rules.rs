@@ -241,7 +241,7 @@ pub enum LossWeighting {
 
 /// How old trained tokens may be when they are first delivered. The age is measured when a batch is cut, by the rules
 /// and the version at that time.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(default, deny_unknown_fields)]
 pub struct StalenessRules {
@@ -251,6 +251,28 @@ pub struct StalenessRules {
     pub max: Option<u32>,
     /// What happens to a group that exceeds the bound.
     pub action: StalenessAction,
+    /// With `wait`, the seconds for which no batch is granted for the sake of the same rollouts.
+    #[serde(skip_serializing_if = "is_hour")]
+    #[cfg_attr(feature = "openapi", schema(required = false))]
+    pub wait_s: u64,
+    /// With `wait`, what happens to a group that exceeds the bound all the same, because it was waited for in vain.
+    #[serde(skip_serializing_if = "AfterWait::is_default")]
+    #[cfg_attr(feature = "openapi", schema(required = false))]
+    pub after_wait: AfterWait,
+}
+
+/// The default is not stored, so that versions that do not know the key can read rules without it.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_hour(seconds: &u64) -> bool {
+    *seconds == WAIT_S
+}
+
+const WAIT_S: u64 = 3_600;
+
+impl Default for StalenessRules {
+    fn default() -> Self {
+        Self { max: None, action: StalenessAction::default(), wait_s: WAIT_S, after_wait: AfterWait::default() }
+    }
 }
 
 /// What happens to a group that exceeds the staleness bound.
@@ -263,6 +285,28 @@ pub enum StalenessAction {
     Drop,
     /// Tokens that exceed the bound are delivered with mask 0. The group becomes `stale` when no trained token is left.
     Mask,
+    /// No batch is granted while the next version would make a rollout too old that is under way, for at most `wait_s`
+    /// seconds. The oldest groups are delivered first.
+    Wait,
+}
+
+/// What happens to a group that was waited for in vain.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum AfterWait {
+    /// The same as with the action `drop`.
+    #[default]
+    Drop,
+    /// The same as with the action `mask`.
+    Mask,
+}
+
+impl AfterWait {
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// Bounds of the data that is not yet trained. A post that would open a group beyond them is answered with 429, unless

@@ -185,6 +185,7 @@ async fn record_call(store: &Store) {
         shared: 0,
         prompt: 1,
         sampled: 1,
+        oldest_version: None,
         special_tokens: 0,
         warnings: Vec::new(),
         body,

@@ -454,6 +454,7 @@ fn on_wire(session: Session) -> SessionInfo {
         warnings: policy.warnings.clone(),
     });
     let execution_id = session.execution_id().map(str::to_owned);
+    let stale_after_versions = session.stale_after();
     let (receipts, assembly) = session.outcome.map(|outcome| (outcome.receipts, outcome.assembly)).unzip();
     SessionInfo {
         session_id: session.session_id.to_string(),
@@ -470,6 +471,7 @@ fn on_wire(session: Session) -> SessionInfo {
         full: session.is_full,
         attempt: session.attempt,
         max_attempts: session.max_attempts,
+        stale_after_versions,
         opened_at: session.opened_at.to_string(),
         last_call_at: params::time(session.last_call_at),
         due_at: params::time(session.due_at),

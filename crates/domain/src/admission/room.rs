@@ -12,6 +12,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use forebay_wire::StalenessAction;
+
 use super::Backlog;
 use crate::rules::Rules;
 
@@ -101,6 +103,8 @@ pub struct Standing {
     pub backlog: Backlog,
     /// Recent rollouts, if batches are bounded by tokens.
     pub recent: Option<Recent>,
+    /// Whether a batch was trained whose version is not published.
+    pub is_version_due: bool,
     /// Groups that have begun and are not decided.
     pub begun: Vec<BegunGroup>,
     /// Unused room of admissions that name no group, by the labels of their environments.
@@ -222,9 +226,10 @@ impl Asked<'_> {
 
     /// The grant, if it depends only on the backlog.
     #[must_use]
-    pub fn grant_at_once(&self, rules: &Rules, backlog: Backlog) -> Option<u32> {
+    pub fn grant_at_once(&self, rules: &Rules, backlog: Backlog, is_version_due: bool) -> Option<u32> {
         let is_simple = self.group.is_none() && rules.batch.max_tokens.is_none() && rules.batch.environments.is_empty();
-        (is_simple && u64::from(self.rollouts) <= capacity(rules, backlog, None)).then_some(self.rollouts)
+        let fits = || u64::from(self.rollouts) <= capacity(rules, backlog, None, is_version_due);
+        (is_simple && fits()).then_some(self.rollouts)
     }
 
     fn is_of(&self, environment: &str) -> bool {
@@ -312,7 +317,7 @@ impl Standing {
     }
 
     fn capacity(&self, rules: &Rules) -> u64 {
-        capacity(rules, self.backlog, self.recent)
+        capacity(rules, self.backlog, self.recent, self.is_version_due)
     }
 
     /// The bound that is reached.
@@ -391,8 +396,12 @@ impl Share {
 /// `(staleness.max + 1) * batch - (open + ready + leased + returned + reserved)`, and at most the room that is left below
 /// `backlog.max_ready_rollouts`. A batch has `batch.groups` groups of `group.size` rollouts, or fewer if `batch.max_tokens`
 /// is reached before: it is complete when another group would exceed that bound, so this group is counted, too.
+///
+/// Where nothing may be lost (`staleness.action = "wait"`), a batch that was trained takes its room until its version is
+/// published. Rollouts that began in this room would be of the version before, which has one batch less before it is too
+/// old.
 #[must_use]
-pub fn capacity(rules: &Rules, backlog: Backlog, recent: Option<Recent>) -> u64 {
+pub fn capacity(rules: &Rules, backlog: Backlog, recent: Option<Recent>, is_version_due: bool) -> u64 {
     let size = u64::from(rules.group.size);
     let by_tokens = rules.batch.max_tokens.zip(recent).map_or(u64::MAX, |(bound, recent)| {
         let of_group = u128::from(recent.tokens.max(1)) * u128::from(size);
@@ -400,6 +409,8 @@ pub fn capacity(rules: &Rules, backlog: Backlog, recent: Option<Recent>) -> u64 
         u64::try_from(groups).unwrap_or(u64::MAX).saturating_add(1).saturating_mul(size)
     });
     let batch = rules.batch_rollouts().min(by_tokens);
-    let fresh = rules.staleness.max.map_or(u64::MAX, |max| (u64::from(max) + 1).saturating_mul(batch));
+    let is_over = is_version_due && rules.staleness.action == StalenessAction::Wait;
+    let batches = |max: u32| u64::from(max) + u64::from(!is_over);
+    let fresh = rules.staleness.max.map_or(u64::MAX, |max| batches(max).saturating_mul(batch));
     fresh.min(rules.backlog.max_ready_rollouts).saturating_sub(backlog.rollouts + backlog.reserved)
 }

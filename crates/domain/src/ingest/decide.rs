@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use forebay_wire::{FilterAction, OnDrop, Requirement, Retries, StalenessAction, Violation};
+use forebay_wire::{FilterAction, OnDrop, Requirement, Retries, Violation};
 
 use crate::{
     admission::{Room, room::POSTS_PER_PLACE_MAX},
@@ -18,7 +18,7 @@ use crate::{
     refusal::Refusal,
     rules::Rules,
     scores::{self, Standing},
-    staleness::{TrainedSpan, TrainedVersions},
+    staleness::{TrainedSpan, TrainedVersions, masks},
     states::{GroupState, Verdict},
     trajectory::ResolvedVersions,
     warnings::Warning,
@@ -252,7 +252,7 @@ pub fn decide(
         }
     };
     let failed_filters = failed.into_iter().take(FAILED_FILTERS_MAX).collect();
-    let masks = verdict == Verdict::Kept && rules.staleness.action == StalenessAction::Mask;
+    let masks = verdict == Verdict::Kept && masks(&rules.staleness);
     let stated = facts.versions.stated(room.version(), current);
     let trained_spans = masks.then(|| facts.trained_spans(stated));
     Some(RolloutDecision {

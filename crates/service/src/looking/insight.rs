@@ -22,12 +22,16 @@ use forebay_domain::{
     },
     policies::Policy,
     rules::Rules,
+    staleness::WaitedFor,
     states::{BatchState, GroupState, RolloutState, SessionState},
     tally::{LeaseEvent, Tallies, Tally},
 };
 use forebay_store::{
     error::StoreError,
-    ops::policy::{ListPolicies, ReadTallies},
+    ops::{
+        claim::waiting::ReadWaitedFor,
+        policy::{ListPolicies, ReadTallies},
+    },
 };
 use forebay_wire::{FilterScope, PolicyCondition, Settle};
 use tracing::instrument;
@@ -193,7 +197,11 @@ async fn insight(buffer: &Buffer, policy: Policy, tallies: Tallies, now: Timesta
         needed: found.needed,
     };
     let environments = environments.into_iter().map(environment).collect();
-    let facts = facts(&policy, &tallies, ledger, environments, (buffer.is_writable(), now));
+    let waited_for = match policy.pause {
+        Some(_) => buffer.store.read(ReadWaitedFor { policy: policy.clone(), now }).await?,
+        None => None,
+    };
+    let facts = facts(&policy, &tallies, ledger, environments, waited_for, (buffer.is_writable(), now));
     let explanation = explain(&facts);
     Ok(Insight { policy: policy.name, facts, explanation })
 }
@@ -203,6 +211,7 @@ fn facts(
     tallies: &Tallies,
     ledger: LedgerFacts,
     environments: Vec<EnvironmentFacts>,
+    waited_for: Option<WaitedFor>,
     (is_writable, now): (bool, Timestamp),
 ) -> Facts {
     let [quarter, hour, day] = [(QUARTER, 0), (HOUR, 1), (DAY, 2)].map(|(minutes, index)| {
@@ -245,6 +254,7 @@ fn facts(
         events: ledger.events,
         environments,
         refused: policy.refused.iter().filter(|refused| refused.is_current(now)).cloned().collect(),
+        waited_for,
     }
 }
 

@@ -10,7 +10,7 @@ use forebay_bounds::work;
 use forebay_domain::{
     clock::Timestamp,
     formats::call::{CallColumns, pack_text, unpack_text},
-    ids::{CallPk, PolicyName, SessionId, SessionPk, check_name},
+    ids::{CallPk, PolicyName, SessionId, SessionPk, Version, check_name},
     refusal::Refusal,
     session::{
         ANY_MODEL, CallHead, FindAnswer, KeepSession, RecordCall, RecordedCall, ReplayCall, Session, SessionBounds,
@@ -391,6 +391,7 @@ impl Buffer {
             shared: shared.ids,
             prompt,
             sampled,
+            oldest_version: call.versions.iter().map(|span| Version(span.0)).min(),
             special_tokens: call.special_tokens,
             warnings: call.warnings.iter().map(ToString::to_string).collect(),
             body,

@@ -2,7 +2,8 @@
 //!
 //! It is the batch that the request already holds, else a batch that came back, else a new one cut from ready groups.
 //!
-//! Stale groups are taken out before a new batch is cut. A claim begins to read the line of ready groups behind those
+//! Stale groups are taken out before a new batch is cut, and where the rules say so, rollouts are waited for that the next
+//! version would make stale (`waiting`). A claim begins to read the line of ready groups behind those
 //! that were claimed before (`line`); each order of `batch.order` has an index. Loss weights are fixed here, as five
 //! numbers in the batch's row, and stale tokens are masked here for all deliveries (`mask`).
 
@@ -11,6 +12,7 @@ mod mask;
 mod metrics;
 mod ready;
 pub(super) mod turns;
+pub mod waiting;
 
 use async_trait::async_trait;
 use forebay_domain::{
@@ -24,13 +26,12 @@ use forebay_domain::{
     tally::{LeaseEvent, Tally},
     weights::BatchWeights,
 };
-use forebay_wire::BatchOrder;
 use std::collections::HashSet;
 
 use self::{
     line::{Found, Line},
     metrics::metrics,
-    ready::{Ready, counted, fresh_groups, fresh_of_environment},
+    ready::{Ready, counted, fresh_groups, fresh_of_environment, is_by_line},
 };
 use super::{batch, consumers, name_of, policy, sweep};
 use crate::{
@@ -54,16 +55,21 @@ impl Op for Claim {
         }
         // Expired leases end here, too, in case the sweep has not ended them.
         let expired = sweep::expire_of_policy(tx, &policy, self.now).await?;
-        let mut stale = 0;
+        let (mut stale, mut waits) = (0, false);
         let claimed = if let Some(held) = held(tx, &policy, self).await? {
             Claimed::Held(Box::new(held))
         } else if let Some(batch) = returned(tx, &policy, self).await? {
             Claimed::Granted(Box::new(batch))
         } else {
-            let cut = cut_new(tx, &policy, self, &mut stale).await?;
-            cut.map_or(Claimed::Nothing, |batch| Claimed::Granted(Box::new(batch)))
+            match cut_new(tx, &policy, self, &mut stale).await? {
+                Cut::Batch(batch) => Claimed::Granted(batch),
+                not_cut => {
+                    waits = matches!(not_cut, Cut::Waits);
+                    Claimed::Nothing
+                }
+            }
         };
-        Ok(Ok(ClaimAnswer { claimed, expired, stale }))
+        Ok(Ok(ClaimAnswer { claimed, expired, stale, waits }))
     }
 }
 
@@ -139,30 +145,48 @@ async fn grant(tx: &mut Tx<'_>, policy: &Policy, claim: &Claim, event: LeaseEven
     Ok(waited_us)
 }
 
+/// The result of an attempt to cut a new batch.
+enum Cut {
+    Batch(Box<Batch>),
+    /// There are too few groups.
+    TooFew,
+    /// There are enough groups, but a rollout is waited for.
+    Waits,
+}
+
 async fn cut_new(
     tx: &mut Tx<'_>,
     policy: &Policy,
     claim: &Claim,
     passed_over: &mut u64,
-) -> Result<Option<Batch>, StoreError> {
+) -> Result<Cut, StoreError> {
     let mut line = Line::read(tx, policy).await?;
     let has_shares = !policy.rules.batch.environments.is_empty();
     // A claim of an exact number of samples has minimums of its own.
-    let (taken, found) = if has_shares && claim.exact_samples() == 0 {
-        (turns::select(tx, policy, claim, line.begin(), passed_over).await?, None)
+    let (taken, found, shares) = if has_shares && claim.exact_samples() == 0 {
+        let (taken, shares) = turns::select(tx, policy, claim, line.begin(), passed_over).await?.unzip();
+        (taken, None, shares)
     } else {
-        from_line(tx, policy, claim, line.begin(), passed_over).await?
+        let (taken, found) = from_line(tx, policy, claim, line.begin(), passed_over).await?;
+        (taken, found, None)
     };
     let Some(taken) = taken else {
         line.write_if_moved(tx, policy, found).await?;
-        return Ok(None);
+        return Ok(Cut::TooFew);
     };
+    if waiting::pauses(tx, policy, claim.now).await? {
+        return Ok(Cut::Waits);
+    }
+    if let Some(shares) = shares {
+        turns::keep(tx, policy.policy_pk, &shares).await?;
+    }
     let batch_pk = insert_batch(tx, policy, claim, &taken, &mut line).await?;
     line.write(tx, policy, found).await?;
     fill_batch(tx, batch_pk, &taken).await?;
     tx.tallies().batches(policy.policy_pk, BatchState::Leased, 1);
     tx.tallies().move_groups(policy.policy_pk, counted(taken.iter()), GroupMove::Cut)?;
-    batch::get(tx, batch_pk).await.map(Some)
+    let batch = batch::get(tx, batch_pk).await?;
+    Ok(Cut::Batch(Box::new(batch)))
 }
 
 /// The groups of a new batch in the order of the line, if there are enough, and what the claim found of the line.
@@ -183,7 +207,7 @@ async fn from_line(
     let selected = select(rules, &claim.size, &candidates, claim.partial);
     let (taken, left) = divide(ready, selected.as_deref().unwrap_or_default());
     // In any other order, the groups that were read are not the front of the line.
-    let found = (rules.order == BatchOrder::Fifo).then(|| Found {
+    let found = is_by_line(&policy.rules).then(|| Found {
         first_left: left.first().map(|group| group.seq),
         last_taken: taken.iter().map(|group| group.seq).max(),
     });

@@ -360,7 +360,7 @@ impl Op for Reset {
             "-- start_run
             UPDATE policy
             SET run = $2, epoch = $3, version = 0, version_step = NULL, version_uri = NULL, acked_step = NULL,
-                checkpoint_step = NULL, steps_known = 0
+                checkpoint_step = NULL, steps_known = 0, pause_version = NULL, pause_us = NULL
             WHERE policy_pk = $1",
         );
         const FORGET_ALL_VERSIONS: Statement = Statement::new(

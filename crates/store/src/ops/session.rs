@@ -14,6 +14,7 @@ use forebay_domain::{
     pages::Page,
     refusal::Refusal,
     session::{EndSession, Session, SessionFilter, SessionKeyHash, SessionOutcome, SessionPolicy, notes::SessionNotes},
+    staleness::stale_after,
     states::SessionState,
     tally::Tally,
 };
@@ -200,17 +201,17 @@ async fn read_all(tx: &mut Tx<'_>, rows: Vec<Row>) -> Result<Vec<Session>, Store
     const SELECT_SESSION_POLICIES: Statement = Statement {
         sqlite: "-- select_session_policies
             SELECT sp.session_pk, p.name AS policy, sp.run, p.run AS current_run, sp.version,
-                p.version AS current_version, sp.group_size, sp.admission_id, sp.calls, sp.sampled,
-                sp.special_tokens, sp.warnings
+                p.version AS current_version, p.rules_pk, COALESCE(sp.oldest_version, sp.version) AS oldest_version,
+                sp.group_size, sp.admission_id, sp.calls, sp.sampled, sp.special_tokens, sp.warnings
             FROM session_policy AS sp
             JOIN policy AS p ON p.policy_pk = sp.policy_pk
             WHERE sp.session_pk IN (SELECT value FROM json_each($1))",
         postgres: "-- select_session_policies
             SELECT sp.session_pk, p.name AS policy, sp.run, p.run AS current_run, sp.version,
-                p.version AS current_version, sp.group_size, sp.admission_id, sp.calls, sp.sampled,
-                sp.special_tokens, sp.warnings
+                p.version AS current_version, p.rules_pk, COALESCE(sp.oldest_version, sp.version) AS oldest_version,
+                sp.group_size, sp.admission_id, sp.calls, sp.sampled, sp.special_tokens, sp.warnings
             FROM session_policy AS sp
-            CROSS JOIN LATERAL (SELECT name, run, version FROM policy WHERE policy_pk = sp.policy_pk OFFSET 0) AS p
+            CROSS JOIN LATERAL (SELECT name, run, version, rules_pk FROM policy WHERE policy_pk = sp.policy_pk OFFSET 0) AS p
             WHERE sp.session_pk = ANY ($1::bigint[])",
     };
     let mut sessions = rows.into_iter().map(read).collect::<Result<Vec<Session>, _>>()?;
@@ -221,12 +222,16 @@ async fn read_all(tx: &mut Tx<'_>, rows: Vec<Row>) -> Result<Vec<Session>, Store
     let keys = key_list(sessions.iter().map(|session| session.session_pk.0));
     for mut row in tx.fetch_all(SELECT_SESSION_POLICIES, args![keys]).await? {
         let name: String = row.get("policy")?;
+        let (run, current_run, current_version) =
+            (row.get("run")?, row.get("current_run")?, row.get("current_version")?);
+        let rules = tx.rules(row.get("rules_pk")?).await?;
         let policy = SessionPolicy {
             policy: PolicyName::stored(&name).map_err(|error| StoreError::Corrupt(error.to_string()))?,
-            run: row.get("run")?,
-            current_run: row.get("current_run")?,
+            run,
+            current_run,
             version: row.get("version")?,
-            current_version: row.get("current_version")?,
+            current_version,
+            stale_after: stale_after(&rules.staleness, current_version, row.get("oldest_version")?),
             group_size: row.get("group_size")?,
             admission_id: row.get("admission_id")?,
             calls: row.get("calls")?,

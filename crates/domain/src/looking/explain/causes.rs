@@ -16,12 +16,14 @@ use super::{
     facts::{EqualRewards, FILTER_FAILS, Facts, RULES_CHANGED, WORK_COUNTED_MAX, Window, WorkFacts, median},
     finding::{Cause, Numbers},
     sentence::{
-        bytes, consumer, count, duration, duration_us, is, percent, plural, real, seconds, share, short_id, was, within,
+        bytes, consumer, count, duration, duration_us, is, percent, plural, real, seconds, share, short_id, under_way,
+        was, within,
     },
 };
 use crate::{
     admission::{refused::RoomFor, room::QUOTA},
     reasons,
+    staleness::UnderWay,
 };
 
 /// The weight of a cause that explains a state alone.
@@ -217,6 +219,7 @@ fn superseded(facts: &Facts, found: &mut Found) {
 
 fn starved(facts: &Facts, found: &mut Found) {
     backlog_full(facts, WHOLE, found);
+    slow_rollout(facts, found);
     no_posts(facts, found);
     scores_missing(facts, found);
     environments_lack(facts, found);
@@ -228,6 +231,39 @@ fn starved(facts: &Facts, found: &mut Found) {
     returned_goes_first(facts, found);
     superseded(facts, found);
     changes(facts, found);
+}
+
+/// There are enough groups, and a rollout is waited for that the next version would make too old.
+fn slow_rollout(facts: &Facts, found: &mut Found) {
+    let Some(waited) = facts.waits_for() else { return };
+    let (age, left) = (facts.age_us(waited.began), waited.until.micros_since(facts.now).max(0));
+    let began = match &waited.first {
+        UnderWay::Session { .. } => "was opened",
+        UnderWay::Admission(_) => "was granted",
+        UnderWay::Scoring { .. } => "arrived",
+    };
+    let others = match waited.rollouts.saturating_sub(1) {
+        0 => String::new(),
+        others => format!(" and {} more", count(others as i64)),
+    };
+    let text = format!(
+        "The batch waits for {}, which {began} {} ago{others}: the next version would make it too old; the wait ends in {} at \
+         the latest (`staleness.wait_s`)",
+        under_way(&waited.first),
+        duration_us(age),
+        duration_us(left)
+    );
+    let numbers = Numbers::from([
+        ("rollouts", waited.rollouts as f64),
+        ("since_s", seconds(age)),
+        ("left_s", seconds(left)),
+    ]);
+    let see = match &waited.first {
+        UnderWay::Session { session_id, .. } => format!("./sessions/{session_id}"),
+        UnderWay::Admission(_) => format!("./policies/{}", facts.policy),
+        UnderWay::Scoring { .. } => listed(facts, "trajectories", "state=scoring"),
+    };
+    found.push(Cause { see: Some(see), ..cause("slow-rollout", WHOLE, text, numbers) });
 }
 
 fn no_posts(facts: &Facts, found: &mut Found) {

@@ -8,7 +8,9 @@ use forebay_wire::PolicyCondition as State;
 use super::{
     facts::{EnvironmentFacts, Facts, Lease, StepFacts, Window},
     finding::Cause,
-    sentence::{bytes, consumer, count, duration, duration_us, is, percent, plural, real, share, short_id, within},
+    sentence::{
+        bytes, consumer, count, duration, duration_us, is, percent, plural, real, share, short_id, under_way, within,
+    },
 };
 use crate::{
     admission::{refused::RefusedRoom, room::QUOTA},
@@ -133,7 +135,7 @@ fn is_untaken(facts: &Facts) -> bool {
 /// For how long a batch has been ready that nobody asks for, in microseconds. A live lease means that its holder is
 /// busy and not that it is gone.
 pub(super) fn untaken_since(facts: &Facts) -> Option<i64> {
-    let is_ready = facts.lacking_groups() == 0 && facts.gauges.needed_groups > 0;
+    let is_ready = facts.lacking_groups() == 0 && facts.gauges.needed_groups > 0 && facts.waits_for().is_none();
     if !(is_ready || facts.gauges.returned_batches > 0) || !facts.leases.is_empty() || !facts.asking.is_empty() {
         return None;
     }
@@ -308,7 +310,7 @@ fn starved(facts: &Facts, causes: &[Cause]) -> String {
                 format!(". {filter} discards {} of groups", percent(lost))
             }),
             "backlog-full" => ". The backlog is full and agents are refused".to_owned(),
-            "scores-missing" => format!(". {}", cause.text),
+            "scores-missing" | "slow-rollout" => format!(". {}", cause.text),
             _ => String::new(),
         },
         _ => String::new(),
@@ -410,6 +412,8 @@ fn next_batch(facts: &Facts) -> String {
     let gauges = &facts.gauges;
     if gauges.returned_batches == 0 && facts.lacks_only_a_minimum() {
         lacking_minimum(facts)
+    } else if let Some(waited) = facts.waits_for() {
+        format!("the next batch waits for {}", under_way(&waited.first))
     } else if gauges.returned_batches > 0 || gauges.ready_groups >= gauges.needed_groups {
         "the next batch is ready".to_owned()
     } else {

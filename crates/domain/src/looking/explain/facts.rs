@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::{admission::refused::RefusedRoom, clock::Timestamp};
+use crate::{admission::refused::RefusedRoom, clock::Timestamp, staleness::WaitedFor};
 
 /// A policy that was full takes new groups again when this part of its backlog is free.
 const FREE_TO_REOPEN: i64 = 10;
@@ -65,6 +65,8 @@ pub struct Facts {
     pub environments: Vec<EnvironmentFacts>,
     /// Callers that are refused room now.
     pub refused: Vec<RefusedRoom>,
+    /// The rollouts for whose sake no batch is granted.
+    pub waited_for: Option<WaitedFor>,
 }
 
 /// Rollouts that wait for scores.
@@ -389,6 +391,12 @@ impl Facts {
     /// Whether there are enough groups for a batch, but not of each environment.
     pub(super) fn lacks_only_a_minimum(&self) -> bool {
         self.gauges.ready_groups >= self.gauges.needed_groups && self.lacking_environments().next().is_some()
+    }
+
+    /// The rollouts that the next batch waits for, although enough groups are ready.
+    pub(super) fn waits_for(&self) -> Option<&WaitedFor> {
+        let is_cut_again = self.gauges.returned_batches > 0;
+        self.waited_for.as_ref().filter(|_| self.lacking_groups() == 0 && !is_cut_again)
     }
 
     /// The shortest window in which groups were decided.

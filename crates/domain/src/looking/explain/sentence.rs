@@ -1,5 +1,7 @@
 //! Numbers in words, as the live page and the command write them. Every function accepts every number.
 
+use crate::staleness::UnderWay;
+
 /// What stands for a number that is not finite.
 const NONE: &str = "–";
 
@@ -110,6 +112,15 @@ pub fn share(part: i64, whole: i64) -> f64 {
 
 pub fn consumer(name: &str) -> String {
     if name.is_empty() { "a trainer without a name".to_owned() } else { name.to_owned() }
+}
+
+/// A rollout that is waited for.
+pub fn under_way(rollout: &UnderWay) -> String {
+    match rollout {
+        UnderWay::Session { rollout_id, .. } => format!("rollout {rollout_id}"),
+        UnderWay::Admission(admission_id) => format!("a rollout of admission {}", short_id(&admission_id.to_string())),
+        UnderWay::Scoring { rollout_id } => format!("the scores of rollout {rollout_id}"),
+    }
 }
 
 /// A long id by its ends.

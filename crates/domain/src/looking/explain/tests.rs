@@ -14,6 +14,8 @@ use super::{
 use crate::{
     admission::refused::{RefusedRoom, RoomFor},
     clock::Timestamp,
+    ids::SessionId,
+    staleness::{UnderWay, WaitedFor},
 };
 
 const NOW: i64 = 1_800_000_000;
@@ -80,6 +82,7 @@ fn fed() -> Facts {
         events: Vec::new(),
         environments: Vec::new(),
         refused: Vec::new(),
+        waited_for: None,
     }
 }
 
@@ -108,6 +111,25 @@ fn groups_that_wait_for_scores_come_first() {
     let found = explain(&facts);
     let text = found.causes.iter().find(|cause| cause.code == "scores-missing").map(|cause| cause.text.as_str());
     assert_eq!(text, Some("1 rollout waits for the score judge, the oldest for 12 min"));
+}
+
+#[test]
+fn a_slow_rollout_that_is_waited_for_is_named() {
+    let session = UnderWay::Session { session_id: SessionId::mint(), rollout_id: "task7-3".to_owned() };
+    let waited = |rollouts| WaitedFor { first: session.clone(), began: ago(2_040), rollouts, until: ago(-720) };
+    let mut facts = starved(600);
+    (facts.gauges.ready_groups, facts.waited_for) = (16, Some(waited(4)));
+    let headline = "The trainer waits for 10 min: 16 of 16 groups are ready. The batch waits for rollout task7-3, which was \
+                    opened 34 min ago and 3 more: the next version would make it too old; the wait ends in 12 min at the \
+                    latest (`staleness.wait_s`)";
+    check(&facts, State::Starved, Some("slow-rollout"), headline);
+    // Without enough groups, something else is the reason.
+    facts.gauges.ready_groups = 15;
+    assert!(!codes(&explain(&facts)).contains(&"slow-rollout"));
+    // While the trainer has not waited for long, nothing is wrong, but the batch is not ready.
+    let mut facts = fed();
+    (facts.gauges.ready_groups, facts.waited_for) = (16, Some(waited(1)));
+    check(&facts, State::Fed, None, "A batch is in training for 10 s (median 50 s); the next batch waits for rollout task7-3");
 }
 
 #[test]

@@ -41,14 +41,15 @@ pub(in crate::ops) async fn grant(
     if policy.name.is_evaluations() {
         // Nothing waits for a batch there, so that nothing has to be completed for one.
         let backlog = stored.with(policy.policy_pk, tx.tallies());
-        let room = capacity(&policy.rules, backlog, None).min(asked.rollouts.into()) as u32;
+        let room = capacity(&policy.rules, backlog, None, false).min(asked.rollouts.into()) as u32;
         if room == 0 {
             release_parked(tx, policy.policy_pk, now).await?;
             return Ok(Err(NoRoom::Evaluation(backlog)));
         }
         return Ok(Ok(room));
     }
-    let at_once = asked.grant_at_once(&policy.rules, stored.with(policy.policy_pk, tx.tallies()));
+    let backlog = stored.with(policy.policy_pk, tx.tallies());
+    let at_once = asked.grant_at_once(&policy.rules, backlog, policy.is_version_due());
     let granted = if let Some(granted) = at_once {
         Ok(granted)
     } else {
@@ -112,6 +113,7 @@ async fn standing(
         backlog: stored.with(policy.policy_pk, tx.tallies()),
         next: next_batch(tx, policy, stored).await?,
         recent: recent(tx, policy).await?,
+        is_version_due: policy.is_version_due(),
         ..Standing::default()
     };
     let mut begun = open_groups(tx, policy).await?;

@@ -11,8 +11,9 @@
 //! added. Transactions that begin later take later positions, because each gets its number before it takes a position.
 //! Groups that are put back move the beginning back to their positions.
 //!
-//! A transaction that writes for a long time (unlike `pg_dump`) delays this. It holds for the line of `fifo`: in
-//! `freshest`, the entries of claimed groups stay at the front of the index until a new version is published.
+//! A transaction that writes for a long time (unlike `pg_dump`) delays this. It holds for the line of `fifo`: where the
+//! freshest groups come first, the entries of claimed groups stay at the front of the index until a new version is
+//! published, and where the oldest come first, until a vacuum.
 
 use forebay_domain::{ids::PolicyPk, policies::Policy};
 

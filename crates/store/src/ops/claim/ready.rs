@@ -5,7 +5,8 @@ use forebay_domain::{
     clock::Timestamp,
     ids::{GroupPk, Version},
     policies::Policy,
-    staleness::{TrainedVersions, oldest_fresh},
+    rules::Rules,
+    staleness::{TrainedVersions, masks, oldest_fresh},
     states::{BatchState, GroupMove, GroupState},
     tally::Tally,
 };
@@ -71,6 +72,32 @@ impl Ready {
     }
 }
 
+/// In which order ready groups are delivered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Order {
+    /// In the order in which they became ready.
+    Line,
+    Freshest,
+    /// Those that will be too old first come first. In the order of the line, slow groups stand behind younger ones, and
+    /// more of them than a batch holds could have their last chance in the same one.
+    Oldest,
+}
+
+impl Order {
+    fn of(rules: &Rules) -> Self {
+        match (rules.batch.order, rules.staleness.action) {
+            (BatchOrder::Freshest, _) => Self::Freshest,
+            (BatchOrder::Fifo, StalenessAction::Wait) if rules.staleness.max.is_some() => Self::Oldest,
+            (BatchOrder::Fifo, _) => Self::Line,
+        }
+    }
+}
+
+/// Whether batches take ready groups from the front of the line.
+pub(super) fn is_by_line(rules: &Rules) -> bool {
+    Order::of(rules) == Order::Line
+}
+
 /// The numbers of ready groups for the tallies. The batch that they become part of is leased at once.
 pub(super) fn counted<'g>(groups: impl Iterator<Item = &'g Ready>) -> CountedGroups {
     let none = CountedGroups {
@@ -124,16 +151,20 @@ pub(super) async fn fresh_groups(
     const SELECT_READY: Statement = select_ready!("-- select_ready", "AND ready_seq >= $4 ORDER BY ready_seq LIMIT $3");
     const SELECT_FRESHEST: Statement =
         select_ready!("-- select_freshest", concat!("ORDER BY ", freshness!(), " DESC, ready_seq LIMIT $3"));
+    const SELECT_OLDEST: Statement =
+        select_ready!("-- select_oldest", concat!("ORDER BY ", freshness!(), ", ready_seq LIMIT $3"));
     let staleness = &policy.rules.staleness;
     // Masking reads the rollouts of a group, so groups that cannot be in this batch are not read.
     let is_dropped = staleness.max.is_some() && staleness.action == StalenessAction::Drop;
     let in_passing = limit + LOOKAHEAD_GROUPS * u32::from(is_dropped);
-    let (statement, values) = match policy.rules.batch.order {
-        BatchOrder::Fifo => (SELECT_READY, args![policy.policy_pk, policy.run, in_passing, begin]),
-        BatchOrder::Freshest => {
-            take_out_left_behind(tx, policy, now, passed_over).await?;
-            (SELECT_FRESHEST, args![policy.policy_pk, policy.run, limit])
-        }
+    let order = Order::of(&policy.rules);
+    if order != Order::Line {
+        take_out_left_behind(tx, policy, now, passed_over).await?;
+    }
+    let (statement, values) = match order {
+        Order::Line => (SELECT_READY, args![policy.policy_pk, policy.run, in_passing, begin]),
+        Order::Freshest => (SELECT_FRESHEST, args![policy.policy_pk, policy.run, limit]),
+        Order::Oldest => (SELECT_OLDEST, args![policy.policy_pk, policy.run, limit]),
     };
     let mut ready = fresh(tx, policy, now, statement, values, passed_over).await?;
     ready.truncate(limit as usize);
@@ -157,9 +188,14 @@ pub(super) async fn fresh_of_environment(
         "-- select_freshest_of",
         concat!("AND COALESCE(environment, '') = $4 ORDER BY ", freshness!(), " DESC, ready_seq LIMIT $3")
     );
-    let statement = match policy.rules.batch.order {
-        BatchOrder::Fifo => SELECT_READY_OF,
-        BatchOrder::Freshest => SELECT_FRESHEST_OF,
+    const SELECT_OLDEST_OF: Statement = select_ready!(
+        "-- select_oldest_of",
+        concat!("AND COALESCE(environment, '') = $4 ORDER BY ", freshness!(), ", ready_seq LIMIT $3")
+    );
+    let statement = match Order::of(&policy.rules) {
+        Order::Line => SELECT_READY_OF,
+        Order::Freshest => SELECT_FRESHEST_OF,
+        Order::Oldest => SELECT_OLDEST_OF,
     };
     let values = args![policy.policy_pk, policy.run, limit, label];
     fresh(tx, policy, now, statement, values, passed_over).await
@@ -175,7 +211,7 @@ async fn fresh(
     passed_over: &mut u64,
 ) -> Result<Vec<Ready>, StoreError> {
     let staleness = &policy.rules.staleness;
-    let masks = staleness.action == StalenessAction::Mask;
+    let masks = masks(staleness);
     loop {
         let rows = tx.fetch_all(statement, values.clone()).await?;
         let mut ready = rows.into_iter().map(read_ready).collect::<Result<Vec<_>, _>>()?;
@@ -212,7 +248,7 @@ pub(super) async fn take_out_left_behind(
     let oldest = oldest_fresh(policy.version, max);
     // A group whose newest token is fresh keeps some tokens when it is masked, so it stays until its turn.
     let stays = |group: &Ready| {
-        staleness.action == StalenessAction::Mask && group.versions.is_some_and(|versions| versions.newest >= oldest)
+        masks(staleness) && group.versions.is_some_and(|versions| versions.newest >= oldest)
     };
     loop {
         let values = args![policy.policy_pk, policy.run, oldest, LOOKAHEAD_GROUPS];

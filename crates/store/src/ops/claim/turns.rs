@@ -27,7 +27,7 @@ const OTHERS: &str = "\u{1}";
 /// What the row of a policy keeps about its environments.
 #[derive(Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
-struct Kept {
+pub(super) struct Kept {
     run: i64,
     carried: CarriedShares,
     /// The last environment without rules that had a turn; empty if the last batch considered all.
@@ -51,20 +51,27 @@ async fn kept(tx: &mut Tx<'_>, policy: PolicyPk, run: Run) -> Result<Kept, Store
     Ok(if kept.run == run.0 { kept } else { Kept { run: run.0, ..Kept::default() } })
 }
 
-/// The groups of a new batch, if there are enough. `begin` is where the line of all ready groups begins.
-pub(super) async fn select(
-    tx: &mut Tx<'_>,
-    policy: &Policy,
-    claim: &Claim,
-    begin: i64,
-    passed_over: &mut u64,
-) -> Result<Option<Vec<Ready>>, StoreError> {
+/// Notes what environments carry after a batch.
+pub(super) async fn keep(tx: &mut Tx<'_>, policy: PolicyPk, kept: &Kept) -> Result<(), StoreError> {
     const SET_SHARES: Statement = Statement::new(
         "-- set_shares
         UPDATE policy
         SET shares = $2
         WHERE policy_pk = $1",
     );
+    let text = serde_json::to_string(kept).expect("numbers and labels always serialize");
+    tx.guarded(SET_SHARES, args![policy, text], 1).await
+}
+
+/// The groups of a new batch, if there are enough, and what is to be [kept](keep) with it. `begin` is where the line of all
+/// ready groups begins.
+pub(super) async fn select(
+    tx: &mut Tx<'_>,
+    policy: &Policy,
+    claim: &Claim,
+    begin: i64,
+    passed_over: &mut u64,
+) -> Result<Option<(Vec<Ready>, Kept)>, StoreError> {
     let rules = &policy.rules.batch;
     // The groups of an environment are not read further than its turns go, so stale ones would stay behind them.
     take_out_left_behind(tx, policy, claim.now, passed_over).await?;
@@ -122,10 +129,8 @@ pub(super) async fn select(
         None => kept.after,
     };
     kept.carried = carried;
-    let text = serde_json::to_string(&kept).expect("numbers and labels always serialize");
-    tx.guarded(SET_SHARES, args![policy.policy_pk, text], 1).await?;
     let mut lines: Vec<_> = lines.into_iter().map(|line| line.ready.into_iter()).collect();
-    Ok(Some(order.into_iter().filter_map(|line| lines[line].next()).collect()))
+    Ok(Some((order.into_iter().filter_map(|line| lines[line].next()).collect(), kept)))
 }
 
 /// Ready groups that were read: of an environment, or of all environments without rules.

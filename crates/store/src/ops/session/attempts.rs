@@ -18,7 +18,7 @@ use super::{
     FindSession,
     calls::{self, Recording},
     open,
-    parked::{moved, unpark},
+    parked::{moved, parked, unpark},
 };
 use crate::{
     error::StoreError,
@@ -95,9 +95,9 @@ impl Op for ParkSession {
                 )
             RETURNING session_pk",
         );
-        let parked = tx.fetch_optional(PARK, args![self.session_id.as_bytes(), self.now]).await?;
-        let Some(mut row) = parked else { return Ok(false) };
-        moved(tx, row.get("session_pk")?, SessionState::Open, SessionState::Parked).await?;
+        let values = args![self.session_id.as_bytes(), self.now];
+        let Some(mut row) = tx.fetch_optional(PARK, values).await? else { return Ok(false) };
+        parked(tx, row.get("session_pk")?, self.now).await?;
         Ok(true)
     }
 }

@@ -19,10 +19,10 @@ pub(super) async fn moved(
     from: SessionState,
     to: SessionState,
 ) -> Result<(), StoreError> {
-    const NOTE_PARKED: Statement = Statement::new(
-        "-- note_parked_session
+    const NOTE_UNPARKED: Statement = Statement::new(
+        "-- note_unparked_session
         UPDATE session_policy
-        SET is_parked = $2
+        SET is_parked = 0
         WHERE session_pk = $1",
     );
     if from == to {
@@ -31,10 +31,22 @@ pub(super) async fn moved(
     for policy in policies_of(tx, session).await? {
         count_move(tx, policy, from, to);
     }
-    if [from, to].contains(&SessionState::Parked) {
-        tx.execute(NOTE_PARKED, args![session, to == SessionState::Parked]).await?;
+    if from == SessionState::Parked {
+        tx.execute(NOTE_UNPARKED, args![session]).await?;
     }
     Ok(())
+}
+
+/// Notes that an open session was parked.
+pub(super) async fn parked(tx: &mut Tx<'_>, session: SessionPk, now: Timestamp) -> Result<(), StoreError> {
+    const NOTE_PARKED: Statement = Statement::new(
+        "-- note_parked_session
+        UPDATE session_policy
+        SET is_parked = 1, parked_us = $2
+        WHERE session_pk = $1",
+    );
+    moved(tx, session, SessionState::Open, SessionState::Parked).await?;
+    tx.execute(NOTE_PARKED, args![session, now]).await.map(drop)
 }
 
 /// Opens a session whose row is locked if it is parked, because its agent is at work after all.
@@ -57,8 +69,12 @@ pub(super) async fn unpark(
     moved(tx, session, state, SessionState::Open).await
 }
 
-/// Makes the oldest parked session of a policy due, because its room is needed. The sweep ends it. While one is due, no
-/// other becomes due: whoever waits for room asks many times.
+/// A parked session keeps its room for this long, also where somebody waits for room: the program that looks after it needs
+/// some time to see it and to start the agent again.
+const PARKED_STAYS_S: u64 = 300;
+
+/// Makes the session of a policy due that has been parked longest, because its room is needed. The sweep ends it. While one
+/// is due, no other becomes due: whoever waits for room asks many times.
 pub(in crate::ops) async fn release_parked(
     tx: &mut Tx<'_>,
     policy: PolicyPk,
@@ -71,13 +87,14 @@ pub(in crate::ops) async fn release_parked(
         WHERE session_pk = (
                 SELECT session_pk
                 FROM session_policy
-                WHERE policy_pk = $1 AND is_parked = 1
-                ORDER BY session_pk
+                WHERE policy_pk = $1 AND is_parked = 1 AND COALESCE(parked_us, 0) <= $3
+                ORDER BY COALESCE(parked_us, 0), session_pk
                 LIMIT 1
             )
             AND state = 'parked' AND due_us > $2",
     );
-    tx.execute(RELEASE_PARKED, args![policy, now]).await.map(drop)
+    let since = now.as_micros().saturating_sub(PARKED_STAYS_S as i64 * 1_000_000);
+    tx.execute(RELEASE_PARKED, args![policy, now, since]).await.map(drop)
 }
 
 pub(super) async fn policies_of(tx: &mut Tx<'_>, session: SessionPk) -> Result<Vec<PolicyPk>, StoreError> {
