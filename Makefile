@@ -155,9 +155,12 @@ bench-serve: libtorch
 	$(CARGO) build --release -p forebay-trainer
 	./scripts/bench-serve $(BENCH)
 
-# Synchronous and asynchronous training of the same work, drawn to docs/async.svg; five minutes.
+# Synchronous and asynchronous training of the same work, drawn to docs/async.svg, and what becomes of slow tasks with each
+# way to deal with stale ones; twenty minutes.
 bench-simulation: programs
 	./scripts/simulate --seeds 5 --svg docs/async.svg $(BENCH)
+	./scripts/simulate --compare staleness --seeds 5 --scale 20 $(BENCH)
+	./scripts/simulate --compare staleness --seeds 5 --scale 20 --staleness 4 $(BENCH)
 
 programs:
 	$(CARGO) build --release --bins

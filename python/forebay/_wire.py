@@ -20,6 +20,7 @@ __all__ = [
     "AdmissionRequest",
     "AdmissionRules",
     "AdvantageName",
+    "AfterWait",
     "Assembly",
     "BacklogRules",
     "BaseUrls",
@@ -207,6 +208,9 @@ __all__ = [
 AdvantageName = Literal["grpo", "grpo_mean", "rloo", "reward", "none", "posted"]
 """Advantage estimator over the rewards R of a group."""
 
+AfterWait = Literal["drop", "mask"]
+"""What happens to a group that was waited for in vain."""
+
 BatchOrder = Literal["fifo", "freshest"]
 """Which ready groups are delivered first."""
 
@@ -295,7 +299,7 @@ ShardBalance = Literal["tokens", "squared_tokens"]
 """What the shards of a batch have about equal amounts of: tokens, or the sum of the squared lengths of their rows, with
 which the time of attention grows."""
 
-StalenessAction = Literal["drop", "mask"]
+StalenessAction = Literal["drop", "mask", "wait"]
 """What happens to a group that exceeds the staleness bound."""
 
 Status = Literal["completed", "truncated", "aborted", "failed"]
@@ -1519,6 +1523,10 @@ class StalenessRules:
     """Number of versions that a trained token may be behind; unbounded when absent."""
     action: StalenessAction = "drop"
     """What happens to a group that exceeds the bound."""
+    wait_s: int = 3600
+    """With `wait`, the seconds for which no batch is granted for the sake of the same rollouts."""
+    after_wait: AfterWait = "drop"
+    """With `wait`, what happens to a group that exceeds the bound all the same, because it was waited for in vain."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -2382,6 +2390,10 @@ class SessionInfo:
     """The attempt that is under way, or was the last one, from 1."""
     max_attempts: int
     """The most attempts."""
+    stale_after_versions: int | None = None
+    """The number of versions after which its rollout is too old to be trained (`staleness.max`): 1 if the next one
+    makes it too old, 0 if it is too old now; of several policies, the least. Null without a bound, and once it has
+    ended. The version of the oldest sampled tokens counts, and before the first call the current one."""
     opened_at: str
     """When it was opened."""
     last_call_at: str | None = None

@@ -270,6 +270,9 @@ mod tests {
         assert_eq!([room(&wire, false), room(&wire, true)], [32, 32]);
         wire.staleness.action = StalenessAction::Wait;
         assert_eq!([room(&wire, false), room(&wire, true)], [32, 16]);
+        // A trainer that never publishes has room for a batch.
+        wire.staleness.max = Some(0);
+        assert_eq!([room(&wire, false), room(&wire, true)], [16, 16]);
     }
 
     #[test]

@@ -51,9 +51,10 @@ pub struct Policy {
     pub restored: bool,
     /// Requests for room that were refused lately.
     pub refused: Vec<RefusedRoom>,
-    /// Since when no batch is granted at the current version, for the sake of rollouts that the next one would make too
-    /// old; none if that never happened.
+    /// Since when no batch is granted, for the sake of rollouts that are too old for the one after it.
     pub pause: Option<Pause>,
+    /// Rollouts of this version and of older ones were waited for in vain.
+    pub given_up: Option<Version>,
 }
 
 impl Policy {

@@ -145,8 +145,8 @@ impl Session {
     /// ended.
     #[must_use]
     pub fn stale_after(&self) -> Option<i64> {
-        let is_live = |policy: &&SessionPolicy| self.state.is_live() && policy.run == policy.current_run;
-        self.policies.iter().filter(is_live).filter_map(|policy| policy.stale_after).min()
+        let policies = self.policies.iter().filter(|_| self.state.is_live());
+        policies.filter_map(|policy| policy.stale_after).min()
     }
 }
 
@@ -160,7 +160,8 @@ pub struct SessionPolicy {
     /// The version that was current when the session was opened.
     pub version: Version,
     pub current_version: Version,
-    /// The number of versions after which its rollout is too old; 0 if it is too old now. None without a bound.
+    /// The number of versions after which its rollout is too old; 0 if it is too old now. None without a bound, and after a
+    /// reset.
     pub stale_after: Option<i64>,
     /// The size of the group, which the session was opened with.
     pub group_size: u32,

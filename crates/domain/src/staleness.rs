@@ -3,6 +3,8 @@
 //!
 //! Separate from [`batch`](crate::batch), because masking uses spans that only policies that [mask](masks) record.
 
+use std::ops::RangeInclusive;
+
 use forebay_wire::{AfterWait, StalenessAction, StalenessRules};
 use serde::{Deserialize, Serialize};
 
@@ -80,13 +82,16 @@ pub fn masks(rules: &StalenessRules) -> bool {
     }
 }
 
-/// The version whose rollouts must be in a batch that is cut now: when the next version is published, they are too old.
-/// None if the rules do not wait for rollouts. Older ones are too old already.
+/// The versions of rollouts for which a batch must wait, the oldest first and the newest last: they are not too old now, and
+/// too old when the version is published that follows from training the batch. `ahead` versions come before that one, of
+/// batches that its trainer holds or has trained. None if the rules do not wait for rollouts.
 #[must_use]
-pub fn last_chance(rules: &StalenessRules, current: Version) -> Option<Version> {
+pub fn last_chances(rules: &StalenessRules, current: Version, ahead: i64) -> Option<RangeInclusive<Version>> {
     let waits = rules.action == StalenessAction::Wait;
-    let version = current.0.checked_sub(rules.max.filter(|_| waits)?.into())?;
-    (version >= 0).then_some(Version(version))
+    let oldest = current.0.checked_sub(rules.max.filter(|_| waits)?.into())?;
+    // Rollouts of versions that are not published are never too old.
+    let newest = oldest.saturating_add(ahead).min(current.0);
+    (newest >= 0).then_some(Version(oldest.max(0))..=Version(newest))
 }
 
 /// The number of versions after which a rollout is too old whose oldest version this is; 0 if it is too old now. None
@@ -97,9 +102,10 @@ pub fn stale_after(rules: &StalenessRules, current: Version, oldest: Version) ->
     Some(last.saturating_add(1).saturating_sub(current.0).max(0))
 }
 
-/// Since when no batch is granted at a version, for the sake of rollouts that have their [last chance](last_chance) there.
+/// Since when no batch is granted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pause {
+    /// The newest version of the rollouts that are waited for.
     pub version: Version,
     pub since: Timestamp,
 }
@@ -163,11 +169,16 @@ mod tests {
     #[test]
     fn a_rollout_has_its_last_chance_at_the_bound() {
         let rules = |max| StalenessRules { max, action: StalenessAction::Wait, ..StalenessRules::default() };
-        let chance = |max, current| last_chance(&rules(max), Version(current)).map(|version| version.0);
-        assert_eq!([chance(Some(2), 1), chance(Some(2), 2), chance(Some(2), 7)], [None, Some(0), Some(5)]);
-        assert_eq!((chance(Some(0), 3), chance(None, 3)), (Some(3), None));
+        let chances = |max, current, ahead| {
+            last_chances(&rules(max), Version(current), ahead).map(|versions| (versions.start().0, versions.end().0))
+        };
+        assert_eq!([chances(Some(2), 1, 0), chances(Some(2), 2, 0)], [None, Some((0, 0))]);
+        // While its trainer holds another batch, the version that follows is one greater.
+        assert_eq!([chances(Some(2), 1, 1), chances(Some(2), 7, 1)], [Some((0, 0)), Some((5, 6))]);
+        assert_eq!([chances(Some(0), 3, 0), chances(Some(0), 3, 2)], [Some((3, 3)); 2]);
+        assert_eq!(chances(None, 3, 0), None);
         let dropping = StalenessRules { action: StalenessAction::Drop, ..rules(Some(2)) };
-        assert_eq!(last_chance(&dropping, Version(7)), None);
+        assert_eq!(last_chances(&dropping, Version(7), 0), None);
         let after = |current, oldest| stale_after(&rules(Some(2)), Version(current), Version(oldest));
         assert_eq!([after(5, 5), after(7, 5), after(8, 5), after(9, 5)], [Some(3), Some(1), Some(0), Some(0)]);
         assert_eq!(stale_after(&rules(None), Version(9), Version(0)), None);

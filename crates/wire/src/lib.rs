@@ -67,9 +67,9 @@ pub use policy::{
 };
 pub use problem::{PROBLEM_JSON, Problem, Violation};
 pub use rules::{
-    AdmissionRules, AfterWait, BacklogRules, BatchOrder, BatchRules, EnvironmentRules, FilterAction, FilterRule, FilterScope,
-    GroupRules, LeaseRules, LossWeighting, OnDrop, PolicyRules, RecordRules, Requirement, RetentionRules, Retries,
-    ScoreRules, ScoreWork, ScoreWorkPer, SessionRules, Settle, StalenessAction, StalenessRules,
+    AdmissionRules, AfterWait, BacklogRules, BatchOrder, BatchRules, EnvironmentRules, FilterAction, FilterRule,
+    FilterScope, GroupRules, LeaseRules, LossWeighting, OnDrop, PolicyRules, RecordRules, Requirement, RetentionRules,
+    Retries, ScoreRules, ScoreWork, ScoreWorkPer, SessionRules, Settle, StalenessAction, StalenessRules,
 };
 pub use score::{
     ScoreExtendRequest, ScoreExtended, ScoreInclude, ScoreInfo, ScoreItem, ScoreItemRollout, ScoreLeaseRequest,

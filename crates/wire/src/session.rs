@@ -428,7 +428,7 @@ pub struct SessionInfo {
     pub max_attempts: u32,
     /// The number of versions after which its rollout is too old to be trained (`staleness.max`): 1 if the next one makes it
     /// too old, 0 if it is too old now; of several policies, the least. Null without a bound, and once it has ended. The
-    /// version of the oldest sampled tokens counts, and no newer one than that of the opening.
+    /// version of the oldest sampled tokens counts, and before the first call the current one.
     pub stale_after_versions: Option<i64>,
     /// When it was opened.
     pub opened_at: String,

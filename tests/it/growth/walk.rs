@@ -77,6 +77,7 @@ pub(super) async fn all(url: &str) {
     train(url).await;
     fail(url).await;
     age(url).await;
+    wait(url).await;
     share(url).await;
     decide(url).await;
     score(url).await;
@@ -159,10 +160,31 @@ async fn age(url: &str) {
     }
 }
 
-/// Shares of environments, in both orders.
+/// Rollouts of each kind that are waited for.
+async fn wait(url: &str) {
+    let staleness = json!({"max": 0, "action": "wait"});
+    for kind in ["session", "admission", "scoring"] {
+        let policy = format!("waits-{kind}");
+        let rules = json!({"scores": {"required": ["judge"]}, "staleness": staleness});
+        let trainer = Caller::of(url, &policy, rules).await;
+        match kind {
+            "session" => drop(trainer.post("/sessions", json!({"policy": policy, "rollout_id": "slow"})).await),
+            "admission" => drop(trainer.post("/admissions", json!({"policy": policy, "rollouts": 1})).await),
+            _ => trainer.accept(rollout("unscored", 1.0)).await,
+        }
+        trainer.accept(with(rollout("ready", 1.0), json!({"reward_components": {"judge": 1.0}}))).await;
+        let request = trainer.http.post(format!("{url}/batches")).json(&json!({"policy": policy})).send().await;
+        assert_eq!(request.expect("the service answers").status(), 204);
+        trainer.get(&format!("/policies/{policy}/why")).await;
+    }
+}
+
+/// Shares of environments, in each order.
 async fn share(url: &str) {
-    for (policy, order) in [("shares", "fifo"), ("shares-late", "freshest")] {
-        let rules = json!({"batch": {"groups": 2, "order": order, "environments": {"swe": {"min_share": 0.5}}}});
+    let of = [("shares", "fifo", "drop"), ("shares-late", "freshest", "drop"), ("shares-early", "fifo", "wait")];
+    for (policy, order, action) in of {
+        let rules = json!({"batch": {"groups": 2, "order": order, "environments": {"swe": {"min_share": 0.5}}},
+            "staleness": {"max": 1, "action": action}});
         let trainer = Caller::of(url, policy, rules).await;
         for name in ["a", "b"] {
             trainer.accept(rollout(name, 1.0)).await;

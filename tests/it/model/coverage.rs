@@ -31,7 +31,7 @@ const MUST_MEET: [(&str, &[&str]); 28] = [
     ("retry work", &["exhausted", "nothing"]),
     ("close", &["open", "ready", "batched", "discarded", "unknown"]),
     ("discard", &["open", "ready", "batched", "discarded", "quarantined", "unknown"]),
-    ("claim", &["held", "returned", "returned after ack", "ready", "shares", "stale", "expired", "delivered", "nothing",
+    ("claim", &["held", "returned", "returned after ack", "ready", "shares", "stale", "slow rollout", "expired", "delivered", "nothing",
         "superseded"]),
     ("extend", &["leased", "leased, other lease", "expired", "returned", "trained", "checkpointed", "quarantined",
         "split", "superseded", "unknown"]),
@@ -357,6 +357,9 @@ fn claim_met(before: &Reference, policy: PolicyNumber, consumer: usize, request:
         }
         if ready.iter().any(stale) {
             met.push("stale");
+        }
+        if before.waits_for(policy, consumer, None).is_some() {
+            met.push("slow rollout");
         }
         if ready.iter().any(|group| before.groups[group].delivered) {
             met.push("delivered");

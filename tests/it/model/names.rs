@@ -9,7 +9,7 @@ use forebay_domain::{
 use forebay_wire::{
     BacklogRules, BatchRules, EnvironmentRules, FilterAction, FilterRule, FilterScope, GroupRules, LeaseRules,
     LossWeighting, OnDrop, PolicyRules, RetentionRules, ScoreRules, ScoreWork, ScoreWorkPer, Segment, SessionRules,
-    Settle, StalenessRules, Trajectory,
+    Settle, StalenessAction, StalenessRules, Trajectory,
 };
 
 use super::{
@@ -155,7 +155,12 @@ pub(crate) fn rules(rules: &Rules) -> Arc<rules::Rules> {
         },
         loss_weighting: rules.weighting,
         loss_constant: constant.then_some(LOSS_CONSTANT),
-        staleness: StalenessRules { max: rules.staleness.map(|max| max as u32), ..StalenessRules::default() },
+        staleness: StalenessRules {
+            max: rules.staleness.map(|max| max as u32),
+            action: rules.wait_s.map_or(StalenessAction::Drop, |_| StalenessAction::Wait),
+            wait_s: rules.wait_s.unwrap_or(3_600) as u64,
+            ..StalenessRules::default()
+        },
         backlog: BacklogRules {
             max_ready_rollouts: rules.backlog.map_or(65_536, |most| most as u64),
             ..BacklogRules::default()

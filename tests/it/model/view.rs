@@ -69,6 +69,8 @@ pub(crate) struct Rules {
     pub(crate) max_deliveries: u32,
     pub(crate) max_resumes: u32,
     pub(crate) staleness: Option<i64>,
+    /// Seconds for which batches wait for rollouts that the next version would make too old; none if groups are dropped.
+    pub(crate) wait_s: Option<i64>,
     /// Number of rollouts at which no further group is opened.
     pub(crate) backlog: Option<usize>,
     /// An ack settles the batch, because the trainer never saves.

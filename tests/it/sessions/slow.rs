@@ -1,13 +1,19 @@
 //! `staleness.action = "wait"`: no batch is granted while the next version would make a rollout too old that is under way.
 
+use forebay_wire::VersionSpan;
 use serde_json::{Value, json};
 
-use super::{A, E, S, U, call, finish, open, path, record, session};
+use super::{A, E, S, T, U, call, finish, open, path, record, session};
 use crate::support::{TestApp, group, member, on_both_stores, text, with};
 
 fn rules(size: u32, more: Value) -> Value {
     let staleness = with(json!({"max": 1, "action": "wait", "wait_s": 600}), more);
     json!({"group": {"size": size}, "staleness": staleness, "settle": "ack"})
+}
+
+async fn finish_with_call(app: &TestApp, opened: &Value) {
+    record(app, opened, call(&[S, U, A], &[11, E])).await;
+    finish(app, opened, 1.0).await;
 }
 
 /// Whether a batch is granted.
@@ -35,6 +41,7 @@ on_both_stores! {
     async fn a_batch_waits_for_a_session_that_the_next_version_would_make_too_old(app: TestApp) {
         app.rules("default", rules(1, json!({}))).await;
         let slow_one = open(app, json!({"rollout_id": "slow"})).await;
+        record(app, &slow_one, call(&[S, U, A], &[11, E])).await;
         assert_eq!(session(app, &slow_one).await["stale_after_versions"], 2);
         app.accept(group("a", &[1.0])).await;
         let batch = app.lease().await;
@@ -44,7 +51,7 @@ on_both_stores! {
         assert_eq!(session(app, &slow_one).await["stale_after_versions"], 1);
         app.accept(group("b", &[1.0])).await;
         assert!(!is_granted(app).await);
-        record(app, &slow_one, call(&[S, U, A], &[11, E])).await;
+        record(app, &slow_one, call(&[S, U, A, 11, E, T, A], &[12, E])).await;
         assert!(!is_granted(app).await);
         finish(app, &slow_one, 1.0).await;
         // What would be too old comes first.
@@ -65,6 +72,8 @@ on_both_stores! {
         assert!(!is_granted(app).await);
         app.pass_s(6.0).await;
         assert_eq!(app.group_ids(&app.lease().await).await, ["a"]);
+        app.accept(group("c", &[1.0])).await;
+        assert!(is_granted(app).await, "it is not waited for twice");
         app.publish(2).await.expect(200);
         assert_eq!(session(app, &slow_one).await["stale_after_versions"], 0);
         app.accept(group("b", &[1.0])).await;
@@ -72,6 +81,37 @@ on_both_stores! {
         finish(app, &slow_one, 1.0).await;
         assert!(!is_granted(app).await);
         assert_eq!(app.story("slow").await["state"], "stale");
+    }
+
+    async fn a_batch_that_is_leased_ahead_waits_one_version_earlier(app: TestApp) {
+        app.rules("default", rules(1, json!({}))).await;
+        let slow_one = open(app, json!({"rollout_id": "slow"})).await;
+        for name in ["a", "b", "c"] {
+            app.accept(group(name, &[1.0])).await;
+        }
+        let lease = |consumer: &str| json!({"consumer": consumer});
+        app.lease_with(lease("one")).await;
+        // Its version would be the one after the next.
+        app.post("/batches", lease("one")).await.expect(204);
+        app.lease_with(lease("two")).await;
+        finish_with_call(app, &slow_one).await;
+        app.lease_with(lease("one")).await;
+    }
+
+    async fn a_session_is_as_old_as_its_calls(app: TestApp) {
+        app.rules("default", rules(1, json!({}))).await;
+        let late = open(app, json!({"rollout_id": "late"})).await;
+        app.publish(1).await.expect(200);
+        app.accept(group("a", &[1.0])).await;
+        assert!(!is_granted(app).await, "its first call may be under way");
+        assert_eq!(session(app, &late).await["stale_after_versions"], 2);
+        let mut first = call(&[S, U, A], &[11, E]);
+        first.versions = vec![VersionSpan(1, 0, 2)];
+        record(app, &late, first).await;
+        assert!(is_granted(app).await);
+        assert_eq!(session(app, &late).await["stale_after_versions"], 2);
+        record(app, &late, call(&[S, U, A, 11, E, T, A], &[12, E])).await;
+        assert_eq!(session(app, &late).await["stale_after_versions"], 1, "an engine may be behind");
     }
 
     async fn what_was_waited_for_in_vain_can_be_masked(app: TestApp) {
@@ -132,6 +172,8 @@ on_both_stores! {
         assert_eq!(session(app, &parked).await["state"], "parked");
         assert!(!is_granted(app).await, "room is reserved");
         app.accept(with(member("late", 0, 1.0), json!({"admission_id": lapsed["admission_id"]}))).await;
+        assert!(!is_granted(app).await, "somebody may start its agent again");
+        app.pass_s(300.0).await;
         assert_eq!(app.group_ids(&app.lease().await).await, ["late"]);
         // With an agent again, it is waited for again.
         app.post(&path(&parked, "/resume"), json!({})).await.expect(200);

@@ -399,7 +399,7 @@ impl Share {
 ///
 /// Where nothing may be lost (`staleness.action = "wait"`), a batch that was trained takes its room until its version is
 /// published. Rollouts that began in this room would be of the version before, which has one batch less before it is too
-/// old.
+/// old. Room for one batch is left in any case, for trainers that publish seldom.
 #[must_use]
 pub fn capacity(rules: &Rules, backlog: Backlog, recent: Option<Recent>, is_version_due: bool) -> u64 {
     let size = u64::from(rules.group.size);
@@ -410,7 +410,7 @@ pub fn capacity(rules: &Rules, backlog: Backlog, recent: Option<Recent>, is_vers
     });
     let batch = rules.batch_rollouts().min(by_tokens);
     let is_over = is_version_due && rules.staleness.action == StalenessAction::Wait;
-    let batches = |max: u32| u64::from(max) + u64::from(!is_over);
+    let batches = |max: u32| (u64::from(max) + u64::from(!is_over)).max(1);
     let fresh = rules.staleness.max.map_or(u64::MAX, |max| batches(max).saturating_mul(batch));
     fresh.min(rules.backlog.max_ready_rollouts).saturating_sub(backlog.rollouts + backlog.reserved)
 }

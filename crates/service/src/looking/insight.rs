@@ -378,6 +378,7 @@ fn limits(rules: &Rules) -> Limits {
         max_deliveries: i64::from(rules.lease.max_deliveries),
         group_filters: of_scope(FilterScope::Group),
         rollout_filters: of_scope(FilterScope::Rollout),
+        bounds_tokens: rules.batch.max_tokens.is_some(),
         settles_by_checkpoint: rules.settle == Settle::Checkpoint,
     }
 }

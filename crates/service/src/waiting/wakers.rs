@@ -197,6 +197,8 @@ pub(crate) enum Event {
     Announced,
     /// One that nothing announces: a batch of another size may be ready.
     Unannounced,
+    /// One that nothing announces, for all waiters of the line alike: a rollout that is waited for may have ended.
+    Slow,
 }
 
 /// What ended a wait.
@@ -326,7 +328,7 @@ impl Wakers {
             Event::Announced if self.is_notified.load(Ordering::Acquire) => {
                 self.poll_interval.max(NOTIFIED_POLL_INTERVAL)
             }
-            Event::Announced | Event::Unannounced => self.poll_interval,
+            Event::Announced | Event::Unannounced | Event::Slow => self.poll_interval,
         }
     }
 

@@ -154,12 +154,11 @@ enum Cut {
     Waits,
 }
 
-async fn cut_new(
-    tx: &mut Tx<'_>,
-    policy: &Policy,
-    claim: &Claim,
-    passed_over: &mut u64,
-) -> Result<Cut, StoreError> {
+async fn cut_new(tx: &mut Tx<'_>, policy: &Policy, claim: &Claim, passed_over: &mut u64) -> Result<Cut, StoreError> {
+    // While a rollout is waited for, groups are not read again and again.
+    if policy.pause.is_some() && waiting::pauses(tx, policy, claim).await? {
+        return Ok(Cut::Waits);
+    }
     let mut line = Line::read(tx, policy).await?;
     let has_shares = !policy.rules.batch.environments.is_empty();
     // A claim of an exact number of samples has minimums of its own.
@@ -174,7 +173,7 @@ async fn cut_new(
         line.write_if_moved(tx, policy, found).await?;
         return Ok(Cut::TooFew);
     };
-    if waiting::pauses(tx, policy, claim.now).await? {
+    if policy.pause.is_none() && waiting::pauses(tx, policy, claim).await? {
         return Ok(Cut::Waits);
     }
     if let Some(shares) = shares {

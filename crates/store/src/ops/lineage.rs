@@ -18,6 +18,7 @@ use std::collections::BTreeMap;
 use super::{
     admission,
     batch::{self, select_batches},
+    claim::waiting,
     evals, journal, policy, scores, steps, sweep,
 };
 use crate::{
@@ -348,6 +349,8 @@ async fn rewind_version(tx: &mut Tx<'_>, policy: &Policy, step: Option<Step>) ->
         None => (Version(0), None, None),
     };
     policy::set_version(tx, policy.policy_pk, version, step, uri.as_deref()).await?;
+    // Its numbers will be published again.
+    waiting::forget(tx, policy).await?;
     Ok(version)
 }
 
@@ -360,7 +363,7 @@ impl Op for Reset {
             "-- start_run
             UPDATE policy
             SET run = $2, epoch = $3, version = 0, version_step = NULL, version_uri = NULL, acked_step = NULL,
-                checkpoint_step = NULL, steps_known = 0, pause_version = NULL, pause_us = NULL
+                checkpoint_step = NULL, steps_known = 0, pause_version = NULL, pause_us = NULL, given_up_version = NULL
             WHERE policy_pk = $1",
         );
         const FORGET_ALL_VERSIONS: Statement = Statement::new(

@@ -50,7 +50,8 @@ macro_rules! select_policy {
         concat!(
             "-- select_policy
             SELECT policy_pk, name, rules_pk, run, epoch, version, version_step, version_uri, acked_step,
-                checkpoint_step, steps_known, restored_epoch, refused, pause_version, pause_us
+                checkpoint_step, steps_known, restored_epoch, refused, pause_version, pause_us,
+                given_up_version
             FROM policy ",
             $tail
         )
@@ -90,7 +91,6 @@ async fn read(tx: &mut Tx<'_>, mut row: Row) -> Result<Policy, StoreError> {
     let rules_pk = row.get("rules_pk")?;
     let epoch: Epoch = row.get("epoch")?;
     let refused: String = row.get("refused")?;
-    let version: Version = row.get("version")?;
     let pause: (Option<Version>, Option<Timestamp>) = (row.get("pause_version")?, row.get("pause_us")?);
     let pause = pause.0.zip(pause.1).map(|(version, since)| Pause { version, since });
     Ok(Policy {
@@ -100,7 +100,7 @@ async fn read(tx: &mut Tx<'_>, mut row: Row) -> Result<Policy, StoreError> {
         rules_pk,
         run: row.get("run")?,
         epoch,
-        version,
+        version: row.get("version")?,
         version_step: row.get("version_step")?,
         version_uri: row.get("version_uri")?,
         acked_step: row.get("acked_step")?,
@@ -108,7 +108,8 @@ async fn read(tx: &mut Tx<'_>, mut row: Row) -> Result<Policy, StoreError> {
         steps_known: row.get("steps_known")?,
         restored: row.get::<Option<Epoch>>("restored_epoch")? == Some(epoch),
         refused: serde_json::from_str(&refused).map_err(|error| StoreError::Corrupt(format!("refused: {error}")))?,
-        pause: pause.filter(|pause| pause.version == version),
+        pause,
+        given_up: row.get("given_up_version")?,
     })
 }
 
@@ -319,7 +320,7 @@ pub(super) async fn set_version(
     const SET_VERSION: Statement = Statement::new(
         "-- set_version
         UPDATE policy
-        SET version = $2, version_step = $3, version_uri = $4, pause_version = NULL, pause_us = NULL
+        SET version = $2, version_step = $3, version_uri = $4
         WHERE policy_pk = $1",
     );
     tx.guarded(SET_VERSION, args![policy, version, step, uri], 1).await?;

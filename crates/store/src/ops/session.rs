@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use forebay_domain::{
     clock::Timestamp,
     formats::canonical::ContentDigest,
-    ids::{PolicyName, PolicyPk, SessionId, SessionPk},
+    ids::{PolicyName, PolicyPk, Run, SessionId, SessionPk, Version},
     pages::Page,
     refusal::Refusal,
     session::{EndSession, Session, SessionFilter, SessionKeyHash, SessionOutcome, SessionPolicy, notes::SessionNotes},
@@ -201,14 +201,14 @@ async fn read_all(tx: &mut Tx<'_>, rows: Vec<Row>) -> Result<Vec<Session>, Store
     const SELECT_SESSION_POLICIES: Statement = Statement {
         sqlite: "-- select_session_policies
             SELECT sp.session_pk, p.name AS policy, sp.run, p.run AS current_run, sp.version,
-                p.version AS current_version, p.rules_pk, COALESCE(sp.oldest_version, sp.version) AS oldest_version,
+                p.version AS current_version, p.rules_pk, sp.oldest_version,
                 sp.group_size, sp.admission_id, sp.calls, sp.sampled, sp.special_tokens, sp.warnings
             FROM session_policy AS sp
             JOIN policy AS p ON p.policy_pk = sp.policy_pk
             WHERE sp.session_pk IN (SELECT value FROM json_each($1))",
         postgres: "-- select_session_policies
             SELECT sp.session_pk, p.name AS policy, sp.run, p.run AS current_run, sp.version,
-                p.version AS current_version, p.rules_pk, COALESCE(sp.oldest_version, sp.version) AS oldest_version,
+                p.version AS current_version, p.rules_pk, sp.oldest_version,
                 sp.group_size, sp.admission_id, sp.calls, sp.sampled, sp.special_tokens, sp.warnings
             FROM session_policy AS sp
             CROSS JOIN LATERAL (SELECT name, run, version, rules_pk FROM policy WHERE policy_pk = sp.policy_pk OFFSET 0) AS p
@@ -222,19 +222,24 @@ async fn read_all(tx: &mut Tx<'_>, rows: Vec<Row>) -> Result<Vec<Session>, Store
     let keys = key_list(sessions.iter().map(|session| session.session_pk.0));
     for mut row in tx.fetch_all(SELECT_SESSION_POLICIES, args![keys]).await? {
         let name: String = row.get("policy")?;
-        let (run, current_run, current_version) =
-            (row.get("run")?, row.get("current_run")?, row.get("current_version")?);
+        let (run, current_run): (Run, Run) = (row.get("run")?, row.get("current_run")?);
+        let (version, current_version, calls): (_, _, u32) =
+            (row.get("version")?, row.get("current_version")?, row.get("calls")?);
         let rules = tx.rules(row.get("rules_pk")?).await?;
+        // A call that begins now will be of the current version.
+        let oldest = row.get::<Option<Version>>("oldest_version")?;
+        let oldest = oldest.unwrap_or(if calls == 0 { current_version } else { version });
+        let stale_after = stale_after(&rules.staleness, current_version, oldest).filter(|_| run == current_run);
         let policy = SessionPolicy {
             policy: PolicyName::stored(&name).map_err(|error| StoreError::Corrupt(error.to_string()))?,
             run,
             current_run,
-            version: row.get("version")?,
+            version,
             current_version,
-            stale_after: stale_after(&rules.staleness, current_version, row.get("oldest_version")?),
+            stale_after,
             group_size: row.get("group_size")?,
             admission_id: row.get("admission_id")?,
-            calls: row.get("calls")?,
+            calls,
             sampled: row.get("sampled")?,
             special_tokens: row.get("special_tokens")?,
             warnings: read_warnings(row.get("warnings")?)?,

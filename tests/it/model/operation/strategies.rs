@@ -295,7 +295,8 @@ fn rules() -> impl Strategy<Value = Rules> {
     // A batch has at most nine rollouts, and a tenth of nine rounds down to zero, so a full backlog reopens as soon as
     // it is below nine.
     let backlog = select(vec![None, None, Some(9)]);
-    let staleness = (select(vec![None, Some(0), Some(0), Some(1), Some(3)]), backlog);
+    let wait_s = option::weighted(0.4, select(vec![20, 500]));
+    let staleness = (select(vec![None, Some(0), Some(0), Some(1), Some(3)]), backlog, wait_s);
     let weighting = select(vec![
         LossWeighting::RolloutMean,
         LossWeighting::TurnMean,
@@ -317,12 +318,14 @@ fn rules() -> impl Strategy<Value = Rules> {
             scored_s,
             batch_groups: batch.0,
             max_tokens: batch.1,
-            order: batch.2,
+            // The oldest groups come first where rollouts are waited for.
+            order: if staleness.2.is_some() { BatchOrder::Fifo } else { batch.2 },
             environments: batch.3,
             ttl_s: lease.0,
             max_deliveries: lease.1,
             max_resumes: lease.2,
             staleness: staleness.0,
+            wait_s: staleness.2,
             backlog: staleness.1,
             settled_by_ack: false,
             retries,

@@ -1,8 +1,10 @@
 //! Batches and leases: what a claim returns, what the holder may do, and what happens when the lease ends.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use forebay_wire::{BatchOrder, BatchState, GroupState, LossWeighting, Verdict};
 
-use super::{Batch, Cut, Outcome, Reference, Rollout, VOTING};
+use super::{Batch, Cut, Outcome, Policy, Reference, Rollout, VOTING};
 use crate::model::view::{
     Answer, BatchNumber, GroupName, Holder, LeaseNumber, NACK_REASON, PolicyNumber, Refused, Row, Segment, millionths,
 };
@@ -35,7 +37,7 @@ impl Reference {
             return Ok(self.leased(batch, true));
         }
         let returned = self.next_returned(policy);
-        let Some(batch) = returned.or_else(|| self.cut(policy, partial)) else { return Ok(Answer::NoBatch) };
+        let Some(batch) = returned.or_else(|| self.cut(policy, consumer, partial)) else { return Ok(Answer::NoBatch) };
         let (lease, epoch) = (self.grants, self.policies[policy].epoch);
         self.grants += 1;
         let granted = self.batch_mut(batch);
@@ -83,14 +85,24 @@ impl Reference {
     }
 
     /// Cuts a new batch, if there are enough groups.
-    fn cut(&mut self, policy: PolicyNumber, partial: bool) -> Option<BatchNumber> {
+    fn cut(&mut self, policy: PolicyNumber, consumer: usize, partial: bool) -> Option<BatchNumber> {
+        // Not specified: whether anything else happens while a rollout is waited for. Here nothing does.
+        let was_paused = self.policies[policy].pause.is_some();
+        if was_paused && self.pauses(policy, consumer) {
+            return None;
+        }
         self.take_out_stale(policy);
         let rules = self.policies[policy].rules.clone();
+        let carried = self.policies[policy].carried.clone();
         let groups = if rules.environments.is_empty() {
             self.first_groups(policy, partial)?
         } else {
             self.take_turns(policy, partial)?
         };
+        if !was_paused && self.pauses(policy, consumer) {
+            self.policies[policy].carried = carried;
+            return None;
+        }
         let failed_deliveries = groups.iter().map(|group| self.groups[group].failed_deliveries).max().unwrap_or(0);
         let number = self.cuts;
         self.cuts += 1;
@@ -147,7 +159,65 @@ impl Reference {
         ((full || partial) && !groups.is_empty()).then_some(groups)
     }
 
-    /// Ready groups in the order in which they became ready, or those of the highest version first.
+    /// Notes whether a new batch waits for a rollout that would be too old for the one after it.
+    fn pauses(&mut self, policy: PolicyNumber, consumer: usize) -> bool {
+        let Policy { ref rules, mut pause, mut given_up, .. } = self.policies[policy];
+        let wait_s = rules.wait_s.unwrap_or(0);
+        let newest = loop {
+            let newest = self.waits_for(policy, consumer, given_up);
+            match pause.filter(|(since, _)| newest.is_some() && since + wait_s <= self.now) {
+                Some((_, version)) => (pause, given_up) = (None, given_up.max(Some(version))),
+                None => break newest,
+            }
+        };
+        let now = self.now;
+        let pause = newest.map(|newest| pause.unwrap_or((now, newest)));
+        (self.policies[policy].pause, self.policies[policy].given_up) = (pause, given_up);
+        pause.is_some()
+    }
+
+    /// The newest version for whose rollouts a new batch would wait, if there is one: of a session whose agent is at work, or
+    /// that lacks scores. A rollout is as old as the oldest of its group.
+    pub(crate) fn waits_for(&self, policy: PolicyNumber, consumer: usize, given_up: Option<i64>) -> Option<i64> {
+        let Policy { rules, run, version, acked_step, version_step, .. } = &self.policies[policy];
+        let (Some(bound), Some(_)) = (rules.staleness, rules.wait_s) else { return None };
+        // The versions of batches that the trainer holds, and of one that it has trained, come before that of a new one.
+        let held = self.in_state(policy, BatchState::Leased).filter(|number| {
+            let batch = &self.batches[number];
+            batch.consumer == consumer && self.is_live(batch)
+        });
+        let ahead = held.count() as i64 + i64::from(acked_step > version_step);
+        let newest = (version - bound + ahead).min(*version);
+        let oldest_waited = (version - bound).max(0).max(given_up.map_or(0, |given_up| given_up + 1));
+        let mut oldest: BTreeMap<GroupName, i64> = BTreeMap::new();
+        let mut live = BTreeSet::new();
+        let mut add = |group: GroupName, version: i64| {
+            oldest.entry(group).and_modify(|found| *found = (*found).min(version)).or_insert(version);
+        };
+        for rollout in self.rollouts.values().filter(|one| one.policy == policy && one.run == *run) {
+            let name = self.groups[&rollout.group].name;
+            if let Some((version, _)) = rollout.trained_versions.filter(|_| rollout.verdict == Verdict::Kept) {
+                add(name, version);
+            }
+            live.extend(rollout.unscored_at.map(|_| name));
+        }
+        for session in self.sessions.values().filter(|session| session.has_agent(self.now)) {
+            for of in session.policies.iter().filter(|of| of.policy == policy && of.run == *run) {
+                add(session.group(), session.oldest_version(of));
+                live.insert(session.group());
+            }
+        }
+        let is_open = |name: &GroupName| {
+            self.group_named(policy, *name).is_none_or(|group| self.groups[&group].state == GroupState::Open)
+        };
+        let is_waited_for = |name: &&GroupName| {
+            let version = oldest.get(*name);
+            is_open(name) && version.is_some_and(|version| (oldest_waited..=newest).contains(version))
+        };
+        live.iter().find(is_waited_for).map(|_| newest)
+    }
+
+    /// Ready groups in the order in which they became ready, or those of the highest version first, or of the lowest one.
     pub(crate) fn ready(&self, policy: PolicyNumber) -> Vec<usize> {
         let run = self.policies[policy].run;
         let found = self
@@ -159,6 +229,9 @@ impl Reference {
         if self.policies[policy].rules.order == BatchOrder::Freshest {
             // The sort is stable. A group that trains nothing counts as fresh.
             ready.sort_by_key(|number| std::cmp::Reverse(self.oldest_trained(*number).unwrap_or(i64::MAX)));
+        }
+        if self.policies[policy].rules.wait_s.is_some() && self.policies[policy].rules.staleness.is_some() {
+            ready.sort_by_key(|number| self.oldest_trained(*number).unwrap_or(i64::MAX));
         }
         ready
     }

@@ -175,6 +175,7 @@ impl Reference {
             if self.can_park(number) {
                 let session = self.session_mut(number);
                 (session.state, session.due_at) = (SessionState::Parked, Some(session.expires_at));
+                session.parked_at = now;
                 continue;
             }
             let expire = |posts| [(Some(number), Ending::Expire { posts })];

@@ -174,6 +174,7 @@ impl Reference {
         let newest = policy.versions.last_key_value().map(|(version, place)| (*version, *place));
         let (version, (step, uri)) = newest.unwrap_or((0, (None, None)));
         (policy.version, policy.version_step, policy.version_uri) = (version, step, uri);
+        (policy.pause, policy.given_up) = (None, None);
         version
     }
 
@@ -207,6 +208,7 @@ impl Reference {
         policy.run += 1;
         policy.epoch += 1;
         (policy.version, policy.version_step, policy.version_uri) = (0, None, None);
+        (policy.pause, policy.given_up) = (None, None);
         policy.versions.clear();
         (policy.acked_step, policy.checkpoint_step) = (None, None);
         policy.has_acked = false;

@@ -94,6 +94,10 @@ pub(crate) struct Policy {
     dropped: BTreeMap<String, i64>,
     /// What environments carry from batch to batch.
     carried: shares::Carried,
+    /// Since when batches wait for rollouts, and the newest version of those.
+    pause: Option<(i64, i64)>,
+    /// Rollouts up to this version were waited for in vain.
+    given_up: Option<i64>,
 }
 
 #[derive(Clone, Debug)]
@@ -206,6 +210,8 @@ impl Reference {
             forgotten: 0,
             dropped: BTreeMap::new(),
             carried: BTreeMap::new(),
+            pause: None,
+            given_up: None,
         };
         Self {
             now: 0,

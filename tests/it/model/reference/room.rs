@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use forebay_wire::{GroupState, RolloutState, Verdict};
 
-use super::{Reference, shares};
+use super::{Policy, Reference, shares};
 use crate::model::view::{GroupName, Label, PolicyNumber, Post, label};
 
 /// The newest rollouts whose tokens tell how many rollouts a batch has.
@@ -37,7 +37,11 @@ impl Reference {
         let kept: usize = lacking.keys().filter(|one| **one != own).map(|one| begins(*one)).sum();
         let kept = if label(group) == NO_ENVIRONMENT { 0 } else { kept * rules.size as usize };
         let started = self.backlog(policy) + self.reserved(policy);
-        let fresh = rules.staleness.map(|versions| (versions as usize + 1) * self.rollouts_of_batch(policy));
+        // Where rollouts are waited for, a batch takes its room until its version is published.
+        let Policy { acked_step, version_step, .. } = &self.policies[policy];
+        let due = usize::from(rules.wait_s.is_some() && acked_step > version_step);
+        let batches = |versions: i64| (versions as usize + 1 - due).max(1);
+        let fresh = rules.staleness.map(|versions| batches(versions) * self.rollouts_of_batch(policy));
         let most = [fresh, rules.backlog].into_iter().flatten().min().unwrap_or(usize::MAX);
         if most.saturating_sub(started).saturating_sub(uncovered) >= size as usize + kept {
             return true;

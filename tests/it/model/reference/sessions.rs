@@ -19,6 +19,8 @@ pub(crate) const TOKENS_MAX: u64 = 200;
 pub(crate) const IN_FLIGHT_MAX: usize = 2;
 /// Seconds for which room stays reserved after a session should have expired.
 const GRACE_S: i64 = 3_600;
+/// Seconds for which a parked session keeps its room although somebody waits for room.
+const PARKED_STAYS_S: i64 = 300;
 /// Number of posts per place of a group for which room need not be asked.
 const POSTS_PER_PLACE: u64 = 4;
 
@@ -43,6 +45,8 @@ pub(crate) struct Session {
     pub(super) last_call_at: Option<i64>,
     pub(super) expires_at: i64,
     pub(super) due_at: Option<i64>,
+    /// When it was parked last.
+    pub(super) parked_at: i64,
     pub(super) ended_at: Option<i64>,
     /// The attempt that is under way, and the most attempts.
     pub(crate) attempt: u32,
@@ -112,6 +116,17 @@ impl Session {
 
     pub(super) fn sampled(&self, policy: PolicyNumber) -> u64 {
         self.calls_of(policy).map(|(_, call)| call.sent.ids.len() as u64).sum()
+    }
+
+    /// Whether an agent is at work, or may soon be again.
+    pub(super) fn has_agent(&self, now: i64) -> bool {
+        self.is_live() && (self.state != SessionState::Parked || self.parked_at + PARKED_STAYS_S > now)
+    }
+
+    /// The version of its oldest token, or that of its opening.
+    pub(super) fn oldest_version(&self, of: &OfPolicy) -> i64 {
+        let sampled = self.calls_of(of.policy).flat_map(|(_, call)| &call.sent.versions).map(|span| span.0);
+        sampled.min().unwrap_or(of.version)
     }
 
     /// The segments of a policy's calls.
@@ -226,6 +241,7 @@ impl Reference {
             last_call_at: None,
             expires_at,
             due_at: Some(expires_at.min(self.now + opening.idle_s)),
+            parked_at: 0,
             ended_at: None,
             attempt: 1,
             max_attempts,
@@ -239,11 +255,14 @@ impl Reference {
         Ok(Answer::Opened { session, duplicate: false, expires_at })
     }
 
-    /// The oldest parked session gives up its room to whoever was refused.
+    /// The session that has been parked longest gives up its room to whoever was refused, if it had some time.
     fn release_parked(&mut self, policy: PolicyNumber) {
         let now = self.now;
-        let is_parked = |session: &&mut Session| session.state == SessionState::Parked && session.has(policy);
-        if let Some(session) = self.sessions.values_mut().find(is_parked) {
+        let may_go = |(_, session): &(&SessionNumber, &mut Session)| {
+            session.state == SessionState::Parked && session.has(policy) && session.parked_at + PARKED_STAYS_S <= now
+        };
+        let parked = self.sessions.iter_mut().filter(may_go);
+        if let Some((_, session)) = parked.min_by_key(|(number, session)| (session.parked_at, **number)) {
             session.due_at = session.due_at.min(Some(now));
         }
     }

@@ -253,11 +253,8 @@ fn slow_rollout(facts: &Facts, found: &mut Found) {
         duration_us(age),
         duration_us(left)
     );
-    let numbers = Numbers::from([
-        ("rollouts", waited.rollouts as f64),
-        ("since_s", seconds(age)),
-        ("left_s", seconds(left)),
-    ]);
+    let numbers =
+        Numbers::from([("rollouts", waited.rollouts as f64), ("since_s", seconds(age)), ("left_s", seconds(left))]);
     let see = match &waited.first {
         UnderWay::Session { session_id, .. } => format!("./sessions/{session_id}"),
         UnderWay::Admission(_) => format!("./policies/{}", facts.policy),

@@ -227,6 +227,8 @@ pub struct Limits {
     pub group_filters: Vec<String>,
     /// Names of the filters of rollouts.
     pub rollout_filters: Vec<String>,
+    /// Whether a batch may be full of tokens before it has all of its groups.
+    pub bounds_tokens: bool,
     /// Whether only checkpoints settle batches.
     pub settles_by_checkpoint: bool,
 }
@@ -396,7 +398,9 @@ impl Facts {
     /// The rollouts that the next batch waits for, although enough groups are ready.
     pub(super) fn waits_for(&self) -> Option<&WaitedFor> {
         let is_cut_again = self.gauges.returned_batches > 0;
-        self.waited_for.as_ref().filter(|_| self.lacking_groups() == 0 && !is_cut_again)
+        // Batches that are full of tokens may have fewer groups.
+        let has_groups = self.lacking_groups() == 0 || self.limits.bounds_tokens;
+        self.waited_for.as_ref().filter(|_| has_groups && !is_cut_again)
     }
 
     /// The shortest window in which groups were decided.

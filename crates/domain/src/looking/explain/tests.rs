@@ -64,6 +64,7 @@ fn fed() -> Facts {
             max_deliveries: 3,
             group_filters: vec!["zero-variance".to_owned()],
             rollout_filters: vec!["too-long".to_owned()],
+            bounds_tokens: false,
             settles_by_checkpoint: true,
         },
         last_post: Some(ago(1)),
@@ -129,7 +130,12 @@ fn a_slow_rollout_that_is_waited_for_is_named() {
     // While the trainer has not waited for long, nothing is wrong, but the batch is not ready.
     let mut facts = fed();
     (facts.gauges.ready_groups, facts.waited_for) = (16, Some(waited(1)));
-    check(&facts, State::Fed, None, "A batch is in training for 10 s (median 50 s); the next batch waits for rollout task7-3");
+    check(
+        &facts,
+        State::Fed,
+        None,
+        "A batch is in training for 10 s (median 50 s); the next batch waits for rollout task7-3",
+    );
 }
 
 #[test]

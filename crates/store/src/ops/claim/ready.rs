@@ -247,9 +247,7 @@ pub(super) async fn take_out_left_behind(
     let Some(max) = staleness.max else { return Ok(()) };
     let oldest = oldest_fresh(policy.version, max);
     // A group whose newest token is fresh keeps some tokens when it is masked, so it stays until its turn.
-    let stays = |group: &Ready| {
-        masks(staleness) && group.versions.is_some_and(|versions| versions.newest >= oldest)
-    };
+    let stays = |group: &Ready| masks(staleness) && group.versions.is_some_and(|versions| versions.newest >= oldest);
     loop {
         let values = args![policy.policy_pk, policy.run, oldest, LOOKAHEAD_GROUPS];
         let rows = tx.fetch_all(SELECT_LEFT_BEHIND, values).await?;

@@ -1,41 +1,104 @@
 //! `staleness.action = "wait"`: rollouts that are under way and would be too old for any batch after this one.
 
-use std::{cmp::min, collections::HashMap};
+use std::{
+    collections::{HashMap, HashSet},
+    ops::RangeInclusive,
+};
 
 use async_trait::async_trait;
 use forebay_domain::{
     clock::Timestamp,
     ids::{PolicyPk, Run, Version},
+    lease::Claim,
     policies::Policy,
     session::SessionSpec,
-    staleness::{UnderWay, WaitedFor, last_chance},
+    staleness::{Pause, UnderWay, WaitedFor, last_chances},
 };
+
+use forebay_wire::StalenessAction;
 
 use crate::{
     error::StoreError,
     op::Op,
-    sql::{Row, Statement, Tx, args},
+    ops::session::parked,
+    sql::{Statement, Tx, args},
 };
 
-/// Whether no batch may be granted now. Since when that is so is noted once per version: each version has its own rollouts
-/// with a last chance, so that none is waited for longer than the rules say.
-pub(super) async fn pauses(tx: &mut Tx<'_>, policy: &Policy, now: Timestamp) -> Result<bool, StoreError> {
+/// Whether no batch may be granted now. Nothing is written as long as that does not change.
+///
+/// Rollouts are waited for from the first claim on that would have got a batch, for `staleness.wait_s`. Those that were
+/// waited for in vain are not waited for again, by any trainer.
+pub(super) async fn pauses(tx: &mut Tx<'_>, policy: &Policy, claim: &Claim) -> Result<bool, StoreError> {
+    let rules = &policy.rules.staleness;
+    let ahead = if rules.action == StalenessAction::Wait { ahead(tx, policy, claim).await? } else { 0 };
+    let (mut pause, mut given_up) = (policy.pause, policy.given_up);
+    let is_paused = loop {
+        let Some(chances) = last_chances(rules, policy.version, ahead) else { break false };
+        let chances = behind(&chances, given_up);
+        if live(tx, policy.policy_pk, policy.run, &chances, claim.now).await?.is_empty() {
+            break false;
+        }
+        match pause {
+            Some(of) if of.until(rules) <= claim.now => {
+                given_up = given_up.max(Some(of.version));
+                pause = None;
+            }
+            Some(_) => break true,
+            None => {
+                pause = Some(Pause { version: *chances.end(), since: claim.now });
+                break true;
+            }
+        }
+    };
+    let pause = pause.filter(|_| is_paused);
+    if (pause, given_up) != (policy.pause, policy.given_up) {
+        set(tx, policy.policy_pk, pause, given_up).await?;
+    }
+    Ok(is_paused)
+}
+
+/// How many versions come before the one that follows from training a new batch: of batches that its trainer holds, and of
+/// one that was trained and whose version is not published. What other trainers hold may be of the same step.
+async fn ahead(tx: &mut Tx<'_>, policy: &Policy, claim: &Claim) -> Result<i64, StoreError> {
+    const COUNT_HELD: Statement = Statement::new(
+        "-- count_held_batches
+        SELECT COUNT(*) AS held
+        FROM batch
+        WHERE policy_pk = $1 AND run = $2 AND state = 'leased' AND consumer = $3 AND expires_us > $4",
+    );
+    let values = args![policy.policy_pk, policy.run, claim.consumer(), claim.now];
+    let held: i64 = tx.fetch_one(COUNT_HELD, values).await?.get("held")?;
+    Ok(held + i64::from(policy.is_version_due()))
+}
+
+/// The versions that were not waited for in vain.
+fn behind(chances: &RangeInclusive<Version>, given_up: Option<Version>) -> RangeInclusive<Version> {
+    let first = given_up.map_or(i64::MIN, |version| version.0.saturating_add(1));
+    Version(first.max(chances.start().0))..=*chances.end()
+}
+
+/// Forgets what was waited for.
+pub(in crate::ops) async fn forget(tx: &mut Tx<'_>, policy: &Policy) -> Result<(), StoreError> {
+    if policy.pause.is_none() && policy.given_up.is_none() {
+        return Ok(());
+    }
+    set(tx, policy.policy_pk, None, None).await
+}
+
+async fn set(
+    tx: &mut Tx<'_>,
+    policy: PolicyPk,
+    pause: Option<Pause>,
+    given_up: Option<Version>,
+) -> Result<(), StoreError> {
     const SET_PAUSE: Statement = Statement::new(
         "-- set_pause
         UPDATE policy
-        SET pause_version = $2, pause_us = $3
+        SET pause_version = $2, pause_us = $3, given_up_version = $4
         WHERE policy_pk = $1",
     );
-    let rules = &policy.rules.staleness;
-    let Some(chance) = last_chance(rules, policy.version) else { return Ok(false) };
-    if policy.pause.is_some_and(|pause| pause.until(rules) <= now) {
-        return Ok(false);
-    }
-    let live = live(tx, policy.policy_pk, policy.run, chance, now).await?;
-    if !live.is_empty() && policy.pause.is_none() {
-        tx.guarded(SET_PAUSE, args![policy.policy_pk, policy.version, now], 1).await?;
-    }
-    Ok(!live.is_empty())
+    let (version, since) = (pause.map(|pause| pause.version), pause.map(|pause| pause.since));
+    tx.guarded(SET_PAUSE, args![policy, version, since, given_up], 1).await
 }
 
 /// What the next batch waits for, if a claim found that it waits.
@@ -49,105 +112,166 @@ impl Op for ReadWaitedFor {
     type Output = Option<WaitedFor>;
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
-        let Policy { policy_pk, run, version, pause, ref rules, .. } = self.policy;
-        let (Some(chance), Some(pause)) = (last_chance(&rules.staleness, version), pause) else { return Ok(None) };
+        let Policy { policy_pk, run, version, pause, given_up, ref rules, .. } = self.policy;
+        let Some(pause) = pause else { return Ok(None) };
         let until = pause.until(&rules.staleness);
+        // The claim that paused may have been one of a trainer that holds other batches.
+        let Some(chances) = last_chances(&rules.staleness, version, i64::MAX) else { return Ok(None) };
         if until <= self.now {
             return Ok(None);
         }
-        let live = live(tx, policy_pk, run, chance, self.now).await?;
+        let newest = pause.version.max(*chances.start());
+        let chances = behind(&(*chances.start()..=newest), given_up);
+        let live = live(tx, policy_pk, run, &chances, self.now).await?;
         let Some(first) = live.iter().min_by_key(|each| each.began) else { return Ok(None) };
         let rollouts = live.iter().map(|each| each.rollouts).sum();
-        let Some(named) = name(tx, first).await? else { return Ok(None) };
-        Ok(Some(WaitedFor { first: named, began: first.began, rollouts, until }))
+        let named = name(tx, first).await?;
+        Ok(named.map(|(first, began)| WaitedFor { first, began, rollouts, until }))
     }
 }
 
 /// Rollouts that are under way.
 struct Live {
-    kind: String,
-    /// Key of the session, of the admission or of the rollout.
-    key: i64,
+    what: What,
     group: Option<Vec<u8>>,
-    /// The oldest of its version and those of its group's rollouts that have arrived.
-    oldest: Version,
+    version: Version,
     began: Timestamp,
     rollouts: u64,
 }
 
-/// What is under way and has its last chance now: as old as this version, alone or with its group. What is older is lost
-/// already.
+/// Keys of what is under way.
+#[derive(Clone, Copy)]
+enum What {
+    Session(i64),
+    Admission(i64),
+    /// A group in which rollouts wait for scores.
+    Scoring(i64),
+}
+
+/// What is under way and has its last chance now: as old as one of these versions, alone or with its group. What is older
+/// is lost already.
 async fn live(
     tx: &mut Tx<'_>,
     policy: PolicyPk,
     run: Run,
-    chance: Version,
+    chances: &RangeInclusive<Version>,
     now: Timestamp,
 ) -> Result<Vec<Live>, StoreError> {
-    // A parked session has no agent, and an admission of a decided group is of an agent that was restarted. The room of a
-    // session is no admission of its own.
-    const SELECT_LAST_CHANCES: Statement = Statement::new(
-        "-- select_last_chances
-        WITH aging AS (
-            SELECT g.group_key, MIN(r.version_min) AS version
-            FROM rollout_group AS g
-            JOIN rollout AS r ON r.group_pk = g.group_pk
-            WHERE g.policy_pk = $1 AND g.run = $2 AND g.state = 'open' AND r.verdict = 'kept' AND r.version_min <= $3
-            GROUP BY g.group_key
-        ),
-        live AS (
-            SELECT 'session' AS kind, sp.session_pk AS pk, sp.group_key, COALESCE(sp.oldest_version, sp.version) AS version,
-                s.opened_us AS began_us, 1 AS rollouts
-            FROM session_policy AS sp
-            JOIN session AS s ON s.session_pk = sp.session_pk
-            WHERE sp.policy_pk = $1 AND sp.run = $2 AND sp.is_live = 1 AND sp.is_parked = 0
-            UNION ALL
-            SELECT 'admission', admission_pk, group_key, version, granted_us, granted - used
-            FROM admission
-            WHERE policy_pk = $1 AND expires_us > $4 AND used < granted AND granted_us IS NOT NULL
-            UNION ALL
-            SELECT 'scoring', sc.rollout_pk, g.group_key, r.version_min, sc.since_us, 1
-            FROM scoring AS sc
-            JOIN rollout AS r ON r.rollout_pk = sc.rollout_pk
-            JOIN rollout_group AS g ON g.group_pk = sc.group_pk
-            WHERE sc.policy_pk = $1 AND g.run = $2
-        )
-        SELECT live.kind, live.pk, live.group_key, live.version, live.began_us, CAST(live.rollouts AS BIGINT) AS rollouts,
-            aging.version AS of_group
-        FROM live
-        LEFT JOIN aging ON aging.group_key = live.group_key
-        WHERE (live.version <= $3 OR aging.version IS NOT NULL)
-            AND NOT EXISTS (
-                SELECT 1
-                FROM rollout_group AS d
-                WHERE d.policy_pk = $1 AND d.run = $2 AND d.group_key = live.group_key AND d.state <> 'open'
-            )",
-    );
-    let rows = tx.fetch_all(SELECT_LAST_CHANCES, args![policy, run, chance, now]).await?;
-    let mut live = rows.into_iter().map(read).collect::<Result<Vec<Live>, _>>()?;
+    if chances.is_empty() {
+        return Ok(Vec::new());
+    }
     let mut oldest: HashMap<Vec<u8>, Version> = HashMap::new();
+    let mut live = scoring(tx, policy, run, &mut oldest).await?;
+    live.append(&mut sessions(tx, policy, run, now).await?);
+    live.append(&mut admissions(tx, policy, now).await?);
+    let open: HashSet<Vec<u8>> = oldest.keys().cloned().collect();
     for each in &live {
         if let Some(group) = &each.group {
-            oldest.entry(group.clone()).and_modify(|found| *found = min(*found, each.oldest)).or_insert(each.oldest);
+            let version = oldest.entry(group.clone()).or_insert(each.version);
+            *version = each.version.min(*version);
         }
     }
-    live.retain(|each| each.group.as_ref().map_or(each.oldest, |group| oldest[group]) == chance);
+    let mut found = Vec::new();
+    for each in live {
+        let version = each.group.as_ref().map_or(each.version, |group| oldest[group]);
+        let is_last = chances.contains(&version);
+        if is_last
+            && (each.group.as_ref().is_none_or(|group| open.contains(group)) || is_new(tx, policy, run, &each).await?)
+        {
+            found.push(each);
+        }
+    }
+    Ok(found)
+}
+
+/// The open groups with rollouts that wait for scores. Adds the oldest version of each open group.
+async fn scoring(
+    tx: &mut Tx<'_>,
+    policy: PolicyPk,
+    run: Run,
+    oldest: &mut HashMap<Vec<u8>, Version>,
+) -> Result<Vec<Live>, StoreError> {
+    const SELECT_OPEN_VERSIONS: Statement = Statement::new(
+        "-- select_open_versions
+        SELECT group_pk, group_key, scoring, opened_us, (
+                SELECT MIN(r.version_min)
+                FROM rollout AS r
+                WHERE r.group_pk = g.group_pk AND r.verdict = 'kept'
+            ) AS version
+        FROM rollout_group AS g
+        WHERE policy_pk = $1 AND run = $2 AND state = 'open'",
+    );
+    let mut live = Vec::new();
+    for mut row in tx.fetch_all(SELECT_OPEN_VERSIONS, args![policy, run]).await? {
+        let (group, rollouts): (Vec<u8>, u64) = (row.get("group_key")?, row.get("scoring")?);
+        // What trains nothing is never too old.
+        let version = row.get::<Option<Version>>("version")?.unwrap_or(Version(i64::MAX));
+        oldest.insert(group.clone(), version);
+        if rollouts > 0 {
+            let what = What::Scoring(row.get("group_pk")?);
+            live.push(Live { what, group: Some(group), version, began: row.get("opened_us")?, rollouts });
+        }
+    }
     Ok(live)
 }
 
-fn read(mut row: Row) -> Result<Live, StoreError> {
-    let versions: [Option<Version>; 2] = [row.get("version")?, row.get("of_group")?];
-    Ok(Live {
-        kind: row.get("kind")?,
-        key: row.get("pk")?,
-        group: row.get("group_key")?,
-        oldest: versions.into_iter().flatten().min().unwrap_or(Version(i64::MAX)),
-        began: row.get("began_us")?,
-        rollouts: row.get("rollouts")?,
-    })
+/// Open sessions. One that was parked lately may have an agent again soon.
+async fn sessions(tx: &mut Tx<'_>, policy: PolicyPk, run: Run, now: Timestamp) -> Result<Vec<Live>, StoreError> {
+    const SELECT_LIVE_SESSIONS: Statement = Statement::new(
+        "-- select_live_sessions
+        SELECT sp.session_pk, sp.group_key, COALESCE(sp.oldest_version, sp.version) AS version, s.opened_us
+        FROM session_policy AS sp
+        JOIN session AS s ON s.session_pk = sp.session_pk
+        WHERE sp.policy_pk = $1 AND sp.run = $2 AND sp.is_live = 1
+            AND (sp.is_parked = 0 OR COALESCE(sp.parked_us, 0) > $3)",
+    );
+    let mut live = Vec::new();
+    for mut row in tx.fetch_all(SELECT_LIVE_SESSIONS, args![policy, run, parked::stays_since(now)]).await? {
+        live.push(Live {
+            what: What::Session(row.get("session_pk")?),
+            group: Some(row.get("group_key")?),
+            version: row.get("version")?,
+            began: row.get("opened_us")?,
+            rollouts: 1,
+        });
+    }
+    Ok(live)
 }
 
-async fn name(tx: &mut Tx<'_>, live: &Live) -> Result<Option<UnderWay>, StoreError> {
+/// Reserved room that was not used. That of sessions is no admission of its own.
+async fn admissions(tx: &mut Tx<'_>, policy: PolicyPk, now: Timestamp) -> Result<Vec<Live>, StoreError> {
+    const SELECT_LIVE_ADMISSIONS: Statement = Statement::new(
+        "-- select_live_admissions
+        SELECT admission_pk, group_key, version, granted_us, granted - used AS rollouts
+        FROM admission
+        WHERE policy_pk = $1 AND expires_us > $2 AND used < granted AND granted_us IS NOT NULL",
+    );
+    let mut live = Vec::new();
+    for mut row in tx.fetch_all(SELECT_LIVE_ADMISSIONS, args![policy, now]).await? {
+        live.push(Live {
+            what: What::Admission(row.get("admission_pk")?),
+            group: row.get("group_key")?,
+            version: row.get("version")?,
+            began: row.get("granted_us")?,
+            rollouts: row.get("rollouts")?,
+        });
+    }
+    Ok(live)
+}
+
+/// Whether no rollout of the group has arrived. If it is decided, what is under way comes too late for it: an agent that was
+/// restarted has asked for its room a second time.
+async fn is_new(tx: &mut Tx<'_>, policy: PolicyPk, run: Run, live: &Live) -> Result<bool, StoreError> {
+    const FIND_DECIDED: Statement = Statement::new(
+        "-- find_decided_group
+        SELECT group_pk
+        FROM rollout_group
+        WHERE policy_pk = $1 AND run = $2 AND group_key = $3",
+    );
+    Ok(tx.fetch_optional(FIND_DECIDED, args![policy, run, live.group.as_deref()]).await?.is_none())
+}
+
+async fn name(tx: &mut Tx<'_>, live: &Live) -> Result<Option<(UnderWay, Timestamp)>, StoreError> {
     const NAME_SESSION: Statement = Statement::new(
         "-- name_waited_session
         SELECT session_id, spec
@@ -162,24 +286,27 @@ async fn name(tx: &mut Tx<'_>, live: &Live) -> Result<Option<UnderWay>, StoreErr
     );
     const NAME_ROLLOUT: Statement = Statement::new(
         "-- name_waited_rollout
-        SELECT rollout_id
-        FROM rollout
-        WHERE rollout_pk = $1",
+        SELECT r.rollout_id, sc.since_us
+        FROM scoring AS sc
+        JOIN rollout AS r ON r.rollout_pk = sc.rollout_pk
+        WHERE sc.group_pk = $1
+        ORDER BY sc.rollout_pk
+        LIMIT 1",
     );
-    let statement = match live.kind.as_str() {
-        "session" => NAME_SESSION,
-        "admission" => NAME_ADMISSION,
-        _ => NAME_ROLLOUT,
+    let (statement, key) = match live.what {
+        What::Session(key) => (NAME_SESSION, key),
+        What::Admission(key) => (NAME_ADMISSION, key),
+        What::Scoring(key) => (NAME_ROLLOUT, key),
     };
-    let Some(mut row) = tx.fetch_optional(statement, args![live.key]).await? else { return Ok(None) };
-    Ok(Some(match live.kind.as_str() {
-        "session" => {
+    let Some(mut row) = tx.fetch_optional(statement, args![key]).await? else { return Ok(None) };
+    Ok(Some(match live.what {
+        What::Session(_) => {
             let spec: String = row.get("spec")?;
             let spec: SessionSpec = serde_json::from_str(&spec)
                 .map_err(|_| StoreError::Corrupt("a session has a malformed specification".to_owned()))?;
-            UnderWay::Session { session_id: row.get("session_id")?, rollout_id: spec.rollout_id }
+            (UnderWay::Session { session_id: row.get("session_id")?, rollout_id: spec.rollout_id }, live.began)
         }
-        "admission" => UnderWay::Admission(row.get("admission_id")?),
-        _ => UnderWay::Scoring { rollout_id: row.get("rollout_id")? },
+        What::Admission(_) => (UnderWay::Admission(row.get("admission_id")?), live.began),
+        What::Scoring(_) => (UnderWay::Scoring { rollout_id: row.get("rollout_id")? }, row.get("since_us")?),
     }))
 }

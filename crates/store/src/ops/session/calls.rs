@@ -3,7 +3,7 @@ use async_trait::async_trait;
 use forebay_domain::{
     clock::Timestamp,
     formats::call::CallColumns,
-    ids::{CallPk, PolicyName, PolicyPk, SessionPk, Version},
+    ids::{CallPk, PolicyName, PolicyPk, SessionPk},
     refusal::Refusal,
     session::{
         CallHead, CallTexts, Delivery, FindAnswer, KeepSession, RecordCall, RecordedCall, SessionBounds, StoredAnswer,
@@ -120,8 +120,7 @@ impl Op for RecordCall {
             UPDATE session_policy
             SET calls = calls + 1, sampled = sampled + $3, special_tokens = special_tokens + $4,
                 warnings = COALESCE($5, warnings),
-                oldest_version = CASE WHEN COALESCE(oldest_version, version) <= $6 THEN COALESCE(oldest_version, version)
-                    ELSE $6 END
+                oldest_version = CASE WHEN CAST($6 AS BIGINT) IS NULL OR oldest_version <= $6 THEN oldest_version ELSE $6 END
             WHERE session_pk = $1 AND policy_pk = $2",
         );
         let Some(session) = Recording::lock(tx, self.session_pk).await? else {
@@ -139,8 +138,8 @@ impl Op for RecordCall {
         unpark(tx, self.session_pk, session.state, due_at).await?;
         let counts = args![self.session_pk, self.bytes(), self.segments, self.tokens, self.now, due_at];
         tx.guarded(COUNT_CALL, counts, 1).await?;
-        let oldest = self.oldest_version.unwrap_or(Version(i64::MAX));
-        let counts = args![self.session_pk, policy, self.sampled, self.special_tokens, warnings, oldest];
+        let sampled = args![self.sampled, self.special_tokens, warnings, self.oldest_version];
+        let counts = args![self.session_pk, policy].into_iter().chain(sampled).collect();
         tx.guarded(COUNT_CALL_OF_POLICY, counts, 1).await?;
         Ok(Ok(call))
     }

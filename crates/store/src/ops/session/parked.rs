@@ -71,7 +71,12 @@ pub(super) async fn unpark(
 
 /// A parked session keeps its room for this long, also where somebody waits for room: the program that looks after it needs
 /// some time to see it and to start the agent again.
-const PARKED_STAYS_S: u64 = 300;
+const PARKED_STAYS_S: i64 = 300;
+
+/// Sessions that were parked later than this keep their room.
+pub(in crate::ops) fn stays_since(now: Timestamp) -> Timestamp {
+    Timestamp::from_micros(now.as_micros().saturating_sub(PARKED_STAYS_S * 1_000_000))
+}
 
 /// Makes the session of a policy due that has been parked longest, because its room is needed. The sweep ends it. While one
 /// is due, no other becomes due: whoever waits for room asks many times.
@@ -93,8 +98,7 @@ pub(in crate::ops) async fn release_parked(
             )
             AND state = 'parked' AND due_us > $2",
     );
-    let since = now.as_micros().saturating_sub(PARKED_STAYS_S as i64 * 1_000_000);
-    tx.execute(RELEASE_PARKED, args![policy, now, since]).await.map(drop)
+    tx.execute(RELEASE_PARKED, args![policy, now, stays_since(now)]).await.map(drop)
 }
 
 pub(super) async fn policies_of(tx: &mut Tx<'_>, session: SessionPk) -> Result<Vec<PolicyPk>, StoreError> {
