@@ -33,6 +33,24 @@ on_both_stores! {
         }
     }
 
+    async fn answers_say_when_their_rollout_will_be_too_old(app: TestApp) {
+        app.rules("default", json!({"staleness": {"max": 1}})).await;
+        let agent = Agent::open(app, json!({})).await;
+        for (published, stream, left) in [(0, false, "2"), (1, true, "1"), (5, false, "0")] {
+            if published > 0 {
+                app.publish(published).await.expect(200);
+            }
+            let body = Dialect::Chat.body(&["Say anything.".to_owned()], stream);
+            let response = agent.call(Dialect::Chat, &body).await;
+            assert_eq!(response.headers()["forebay-stale-after-versions"], left, "at version {published}");
+            response.text().await.expect("the answer ends well");
+        }
+        app.rules("default", json!({})).await;
+        let body = Dialect::Chat.body(&["Say anything.".to_owned()], false);
+        let response = agent.call(Dialect::Chat, &body).await;
+        assert!(!response.headers().contains_key("forebay-stale-after-versions"), "without a bound");
+    }
+
     async fn a_repeated_call_gets_its_recorded_answer_again(app: TestApp) {
         for dialect in DIALECTS {
             for stream in [false, true] {
