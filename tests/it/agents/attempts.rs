@@ -8,14 +8,14 @@ use crate::support::{Backend, TestApp, text};
 
 impl Agent {
     /// The agent of the next attempt.
-    async fn resumed(&self, app: &TestApp) -> Self {
+    pub(super) async fn resumed(&self, app: &TestApp) -> Self {
         let session = app.post(&format!("/sessions/{}/resume", self.id()), json!({})).await.expect(200);
         Self { http: app.http.clone(), session }
     }
 }
 
 /// The number of calls that an engine was asked.
-fn asked(engine: &FakeEngine) -> usize {
+pub(super) fn asked(engine: &FakeEngine) -> usize {
     let log = engine.log();
     log.calls().count() + log.at("/generate").count() + log.at("/inference/v1/generate").count()
 }

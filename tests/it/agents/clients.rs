@@ -11,7 +11,7 @@ use forebay_fake_engine::{
 };
 use serde_json::{Value, json};
 
-use super::{Agent, trained};
+use super::{Agent, attempts::asked, trained};
 use crate::support::{Backend, TestApp};
 
 /// The longest context of the engine. Most characters of a prompt are tokens here.
@@ -72,6 +72,39 @@ pub(super) async fn replay(app: &TestApp, engine: &FakeEngine, expected: impl Fn
 async fn what_real_agents_sent_becomes_the_same_segments() {
     let app = TestApp::start(Backend::Sqlite).await;
     replay(&app, &app.engine, |counts| counts.observe).await;
+    app.finish().await;
+}
+
+/// Each agent dies in the middle, is started again, and sends what it sent before.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_real_agents_sent_is_not_sampled_again_after_they_died() {
+    let app = TestApp::start(Backend::Sqlite).await;
+    app.engine.switch(|switches| switches.context_tokens = CONTEXT_TOKENS);
+    for path in recordings() {
+        let recording = Recording::read(&path).expect("it is a recording");
+        for run in &recording.runs {
+            let name = format!("{}, reasoning {}", recording.client, run.counts.reasoning);
+            for script in &run.scripts {
+                app.engine.script(&script.key, script.answers());
+            }
+            // The first opening has asked the engine what it is.
+            let first = Agent::open(&app, json!({"rollout_id": name})).await;
+            let asked_before = asked(&app.engine);
+            let sent: Vec<_> = run.requests.iter().zip(run.bodies()).collect();
+            for (sent, body) in &sent[..sent.len() / 2] {
+                send(&first, sent, body).await;
+            }
+            let second = first.resumed(&app).await;
+            for (sent, body) in &sent {
+                send(&second, sent, body).await;
+            }
+            assert_eq!(json!(asked(&app.engine) - asked_before), json!(run.counts.calls), "{name}");
+            let assembly = second.finish(&app, 1.0).await["assembly"].take();
+            let counts = (&assembly["calls"], &assembly["segments"], &assembly["dropped"]["abandoned"]);
+            assert_eq!(counts, (&json!(run.counts.calls), &json!(run.counts.observe.segments), &json!(0)), "{name}");
+            trained(&app).await;
+        }
+    }
     app.finish().await;
 }
 
