@@ -47,7 +47,7 @@ pub(crate) async fn respond(mut call: Call) -> Response {
         let call = Arc::new(call);
         let answered = Unanswered::new(&call).await;
         return match written(&call, answered, None).await {
-            Ok(written) => with_receipt(&call, json(Body::new(AnswerBody::complete(&call, written)))),
+            Ok(written) => with_stale_after(&call, json(Body::new(AnswerBody::complete(&call, written)))),
             Err(error) => failed(&call, &error),
         };
     }
@@ -81,14 +81,14 @@ pub(crate) async fn respond(mut call: Call) -> Response {
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache, no-store"));
     // Proxies must pass each event on at once.
     headers.insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
-    with_receipt(&call, response)
+    with_stale_after(&call, response)
 }
 
 /// After how many versions the rollout of the call is too old to be trained.
 pub(crate) const STALE_AFTER: HeaderName = HeaderName::from_static("forebay-stale-after-versions");
 
 /// Adds what a runner may want to know of the rollout, as it was when the call began.
-fn with_receipt(call: &Call, mut response: Response) -> Response {
+fn with_stale_after(call: &Call, mut response: Response) -> Response {
     let policy = call.permit.policy(&call.request.model).ok().flatten();
     if let Some(versions) = policy.and_then(|policy| policy.stale_after) {
         response.headers_mut().insert(STALE_AFTER, versions.into());

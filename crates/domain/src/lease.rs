@@ -78,7 +78,7 @@ pub struct ClaimAnswer {
     pub expired: u64,
     /// Ready groups that the claim found over the staleness bound.
     pub stale: u64,
-    /// Whether there is no batch because a rollout is waited for that the next version would make too old.
+    /// Whether there is no batch because a rollout is waited for that would be too old for the one after it.
     pub waits: bool,
 }
 

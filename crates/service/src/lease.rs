@@ -181,7 +181,7 @@ impl Buffer {
                         ask = self.waiting_consumers.ask(&request.policy, consumer, times, left);
                     }
                     // Nothing announces that a rollout which is waited for has ended, or was waited for long enough.
-                    let event = if answer.waits { Event::Slow } else { event };
+                    let event = if answer.waits { Event::Unannounced } else { event };
                     time_is_up = self.wakers.wait_for_batch(&waker, event, deadline).await == Woken::DeadlinePassed;
                 }
             }

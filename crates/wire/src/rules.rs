@@ -285,8 +285,8 @@ pub enum StalenessAction {
     Drop,
     /// Tokens that exceed the bound are delivered with mask 0. The group becomes `stale` when no trained token is left.
     Mask,
-    /// No batch is granted while the next version would make a rollout too old that is under way, for at most `wait_s`
-    /// seconds. The oldest groups are delivered first.
+    /// No batch is granted while the version that follows from it would make a rollout too old that is under way, for at
+    /// most `wait_s` seconds. The oldest groups are delivered first.
     Wait,
 }
 

@@ -98,6 +98,29 @@ on_both_stores! {
         app.lease_with(lease("one")).await;
     }
 
+    async fn a_trainer_that_need_not_wait_does_not_prolong_the_wait_of_another_one(app: TestApp) {
+        app.rules("default", with(rules(1, json!({})), json!({"lease": {"ttl_s": 86_400}}))).await;
+        let slow_one = open(app, json!({"rollout_id": "slow", "idle_s": 86_400, "ttl_s": 86_400})).await;
+        record(app, &slow_one, call(&[S, U, A], &[11, E])).await;
+        for name in ["a", "b"] {
+            app.accept(group(name, &[1.0])).await;
+        }
+        let ask = |consumer: &str| json!({"consumer": consumer});
+        app.lease_with(ask("ahead")).await;
+        app.post("/batches", ask("ahead")).await.expect(204);
+        app.pass_s(590.0).await;
+        app.lease_with(ask("other")).await;
+        app.post("/batches", ask("other")).await.expect(204);
+        app.accept(group("c", &[1.0])).await;
+        app.post("/batches", ask("ahead")).await.expect(204);
+        app.pass_s(9.0).await;
+        app.lease_with(ask("third")).await;
+        app.accept(group("d", &[1.0])).await;
+        app.post("/batches", ask("ahead")).await.expect(204);
+        app.pass_s(2.0).await;
+        assert_eq!(app.group_ids(&app.lease_with(ask("ahead")).await).await, ["d"]);
+    }
+
     async fn a_session_is_as_old_as_its_calls(app: TestApp) {
         app.rules("default", rules(1, json!({}))).await;
         let late = open(app, json!({"rollout_id": "late"})).await;

@@ -195,10 +195,8 @@ impl Drop for PassOn<'_> {
 pub(crate) enum Event {
     /// One that wakes it: a batch by the rules may be ready, or the version changed.
     Announced,
-    /// One that nothing announces: a batch of another size may be ready.
+    /// One that nothing announces: a batch of another size may be ready, or a rollout that is waited for may have ended.
     Unannounced,
-    /// One that nothing announces, for all waiters of the line alike: a rollout that is waited for may have ended.
-    Slow,
 }
 
 /// What ended a wait.
@@ -328,7 +326,7 @@ impl Wakers {
             Event::Announced if self.is_notified.load(Ordering::Acquire) => {
                 self.poll_interval.max(NOTIFIED_POLL_INTERVAL)
             }
-            Event::Announced | Event::Unannounced | Event::Slow => self.poll_interval,
+            Event::Announced | Event::Unannounced => self.poll_interval,
         }
     }
 

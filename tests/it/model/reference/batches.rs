@@ -1,6 +1,9 @@
 //! Batches and leases: what a claim returns, what the holder may do, and what happens when the lease ends.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ops::RangeInclusive,
+};
 
 use forebay_wire::{BatchOrder, BatchState, GroupState, LossWeighting, Verdict};
 
@@ -162,39 +165,64 @@ impl Reference {
     /// Notes whether a new batch waits for a rollout that would be too old for the one after it.
     fn pauses(&mut self, policy: PolicyNumber, consumer: usize) -> bool {
         let Policy { ref rules, mut pause, mut given_up, .. } = self.policies[policy];
-        let wait_s = rules.wait_s.unwrap_or(0);
-        let newest = loop {
-            let newest = self.waits_for(policy, consumer, given_up);
-            match pause.filter(|(since, _)| newest.is_some() && since + wait_s <= self.now) {
-                Some((_, version)) => (pause, given_up) = (None, given_up.max(Some(version))),
-                None => break newest,
+        let (wait_s, now) = (rules.wait_s.unwrap_or(0), self.now);
+        let is_paused = loop {
+            let Some((oldest, newest)) = self.waits_for(policy, consumer, given_up) else { break false };
+            match pause {
+                Some((_, of)) if of < oldest => pause = None,
+                Some((since, of)) if since + wait_s <= now => (pause, given_up) = (None, given_up.max(Some(of))),
+                Some(_) => break true,
+                None => {
+                    pause = Some((now, newest));
+                    break true;
+                }
             }
         };
-        let now = self.now;
-        let pause = newest.map(|newest| pause.unwrap_or((now, newest)));
+        // Another consumer, who holds other batches, may still wait for what does not concern this one.
+        if !is_paused && let Some((since, of)) = pause {
+            let is_over = since + wait_s <= now;
+            let is_waited_for =
+                self.first_chance(policy, given_up).is_some_and(|oldest| self.has_live(policy, oldest..=of));
+            if is_waited_for && is_over {
+                given_up = given_up.max(Some(of));
+            }
+            pause = pause.filter(|_| is_waited_for && !is_over);
+        }
         (self.policies[policy].pause, self.policies[policy].given_up) = (pause, given_up);
-        pause.is_some()
+        is_paused
     }
 
-    /// The newest version for whose rollouts a new batch would wait, if there is one: of a session whose agent is at work, or
-    /// that lacks scores. A rollout is as old as the oldest of its group.
-    pub(crate) fn waits_for(&self, policy: PolicyNumber, consumer: usize, given_up: Option<i64>) -> Option<i64> {
-        let Policy { rules, run, version, acked_step, version_step, .. } = &self.policies[policy];
-        let (Some(bound), Some(_)) = (rules.staleness, rules.wait_s) else { return None };
+    /// The oldest version for whose rollouts batches wait, if they wait for any.
+    fn first_chance(&self, policy: PolicyNumber, given_up: Option<i64>) -> Option<i64> {
+        let Policy { rules, version, .. } = &self.policies[policy];
+        let bound = rules.staleness.filter(|_| rules.wait_s.is_some())?;
+        Some((version - bound).max(0).max(given_up.map_or(0, |given_up| given_up + 1)))
+    }
+
+    /// The versions for whose rollouts a new batch waits, the oldest and the newest, if such rollouts are under way.
+    pub(crate) fn waits_for(&self, policy: PolicyNumber, consumer: usize, given_up: Option<i64>) -> Option<(i64, i64)> {
+        let Policy { rules, version, acked_step, version_step, .. } = &self.policies[policy];
+        let oldest = self.first_chance(policy, given_up)?;
         // The versions of batches that the trainer holds, and of one that it has trained, come before that of a new one.
         let held = self.in_state(policy, BatchState::Leased).filter(|number| {
             let batch = &self.batches[number];
             batch.consumer == consumer && self.is_live(batch)
         });
         let ahead = held.count() as i64 + i64::from(acked_step > version_step);
-        let newest = (version - bound + ahead).min(*version);
-        let oldest_waited = (version - bound).max(0).max(given_up.map_or(0, |given_up| given_up + 1));
+        let newest = (version - rules.staleness? + ahead).min(*version);
+        self.has_live(policy, oldest..=newest).then_some((oldest, newest))
+    }
+
+    /// Whether a rollout of one of these versions is under way: of a session whose agent is at work, or that lacks scores. It
+    /// is as old as the oldest of its group.
+    fn has_live(&self, policy: PolicyNumber, versions: RangeInclusive<i64>) -> bool {
+        let run = self.policies[policy].run;
         let mut oldest: BTreeMap<GroupName, i64> = BTreeMap::new();
         let mut live = BTreeSet::new();
         let mut add = |group: GroupName, version: i64| {
             oldest.entry(group).and_modify(|found| *found = (*found).min(version)).or_insert(version);
         };
-        for rollout in self.rollouts.values().filter(|one| one.policy == policy && one.run == *run) {
+        for rollout in self.rollouts.values().filter(|one| one.policy == policy && one.run == run) {
             let name = self.groups[&rollout.group].name;
             if let Some((version, _)) = rollout.trained_versions.filter(|_| rollout.verdict == Verdict::Kept) {
                 add(name, version);
@@ -202,7 +230,7 @@ impl Reference {
             live.extend(rollout.unscored_at.map(|_| name));
         }
         for session in self.sessions.values().filter(|session| session.has_agent(self.now)) {
-            for of in session.policies.iter().filter(|of| of.policy == policy && of.run == *run) {
+            for of in session.policies.iter().filter(|of| of.policy == policy && of.run == run) {
                 add(session.group(), session.oldest_version(of));
                 live.insert(session.group());
             }
@@ -210,11 +238,7 @@ impl Reference {
         let is_open = |name: &GroupName| {
             self.group_named(policy, *name).is_none_or(|group| self.groups[&group].state == GroupState::Open)
         };
-        let is_waited_for = |name: &&GroupName| {
-            let version = oldest.get(*name);
-            is_open(name) && version.is_some_and(|version| (oldest_waited..=newest).contains(version))
-        };
-        live.iter().find(is_waited_for).map(|_| newest)
+        live.iter().any(|name| is_open(name) && oldest.get(name).is_some_and(|version| versions.contains(version)))
     }
 
     /// Ready groups in the order in which they became ready, or those of the highest version first, or of the lowest one.

@@ -233,7 +233,7 @@ fn starved(facts: &Facts, found: &mut Found) {
     changes(facts, found);
 }
 
-/// There are enough groups, and a rollout is waited for that the next version would make too old.
+/// There are enough groups, and a rollout is waited for that would be too old for the batch after this one.
 fn slow_rollout(facts: &Facts, found: &mut Found) {
     let Some(waited) = facts.waits_for() else { return };
     let (age, left) = (facts.age_us(waited.began), waited.until.micros_since(facts.now).max(0));
@@ -247,8 +247,8 @@ fn slow_rollout(facts: &Facts, found: &mut Found) {
         others => format!(" and {} more", count(others as i64)),
     };
     let text = format!(
-        "The batch waits for {}, which {began} {} ago{others}: the next version would make it too old; the wait ends in {} at \
-         the latest (`staleness.wait_s`)",
+        "The batch waits for {}, which {began} {} ago{others}: the version that follows from this batch would make it too \
+         old; the wait ends in {} at the latest (`staleness.wait_s`)",
         under_way(&waited.first),
         duration_us(age),
         duration_us(left)

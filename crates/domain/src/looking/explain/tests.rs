@@ -121,8 +121,8 @@ fn a_slow_rollout_that_is_waited_for_is_named() {
     let mut facts = starved(600);
     (facts.gauges.ready_groups, facts.waited_for) = (16, Some(waited(4)));
     let headline = "The trainer waits for 10 min: 16 of 16 groups are ready. The batch waits for rollout task7-3, which was \
-                    opened 34 min ago and 3 more: the next version would make it too old; the wait ends in 12 min at the \
-                    latest (`staleness.wait_s`)";
+                    opened 34 min ago and 3 more: the version that follows from this batch would make it too old; the wait \
+                    ends in 12 min at the latest (`staleness.wait_s`)";
     check(&facts, State::Starved, Some("slow-rollout"), headline);
     // Without enough groups, something else is the reason.
     facts.gauges.ready_groups = 15;

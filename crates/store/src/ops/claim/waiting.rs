@@ -1,9 +1,6 @@
 //! `staleness.action = "wait"`: rollouts that are under way and would be too old for any batch after this one.
 
-use std::{
-    collections::{HashMap, HashSet},
-    ops::RangeInclusive,
-};
+use std::{collections::HashMap, ops::RangeInclusive};
 
 use async_trait::async_trait;
 use forebay_domain::{
@@ -14,7 +11,6 @@ use forebay_domain::{
     session::SessionSpec,
     staleness::{Pause, UnderWay, WaitedFor, last_chances},
 };
-
 use forebay_wire::StalenessAction;
 
 use crate::{
@@ -39,6 +35,8 @@ pub(super) async fn pauses(tx: &mut Tx<'_>, policy: &Policy, claim: &Claim) -> R
             break false;
         }
         match pause {
+            // It was for rollouts that are too old by now.
+            Some(of) if of.version < *chances.start() => pause = None,
             Some(of) if of.until(rules) <= claim.now => {
                 given_up = given_up.max(Some(of.version));
                 pause = None;
@@ -50,7 +48,19 @@ pub(super) async fn pauses(tx: &mut Tx<'_>, policy: &Policy, claim: &Claim) -> R
             }
         }
     };
-    let pause = pause.filter(|_| is_paused);
+    // What holds this trainer's batch back is not all that another one may wait for, who holds other batches.
+    if !is_paused && let Some(of) = pause {
+        let chances = last_chances(rules, policy.version, i64::MAX);
+        let chances = chances.map(|chances| behind(&(*chances.start()..=of.version), given_up));
+        let is_waited_for = match chances {
+            Some(chances) => !live(tx, policy.policy_pk, policy.run, &chances, claim.now).await?.is_empty(),
+            None => false,
+        };
+        if is_waited_for && of.until(rules) <= claim.now {
+            given_up = given_up.max(Some(of.version));
+        }
+        pause = pause.filter(|_| is_waited_for && of.until(rules) > claim.now);
+    }
     if (pause, given_up) != (policy.pause, policy.given_up) {
         set(tx, policy.policy_pk, pause, given_up).await?;
     }
@@ -164,7 +174,7 @@ async fn live(
     let mut live = scoring(tx, policy, run, &mut oldest).await?;
     live.append(&mut sessions(tx, policy, run, now).await?);
     live.append(&mut admissions(tx, policy, now).await?);
-    let open: HashSet<Vec<u8>> = oldest.keys().cloned().collect();
+    let open: Vec<Vec<u8>> = oldest.keys().cloned().collect();
     for each in &live {
         if let Some(group) = &each.group {
             let version = oldest.entry(group.clone()).or_insert(each.version);
@@ -172,12 +182,24 @@ async fn live(
         }
     }
     let mut found = Vec::new();
+    let mut new: HashMap<Vec<u8>, bool> = open.into_iter().map(|group| (group, true)).collect();
     for each in live {
         let version = each.group.as_ref().map_or(each.version, |group| oldest[group]);
-        let is_last = chances.contains(&version);
-        if is_last
-            && (each.group.as_ref().is_none_or(|group| open.contains(group)) || is_new(tx, policy, run, &each).await?)
-        {
+        if !chances.contains(&version) {
+            continue;
+        }
+        let is_undecided = match &each.group {
+            None => true,
+            Some(group) => match new.get(group) {
+                Some(is_new) => *is_new,
+                None => {
+                    let is_new = is_new(tx, policy, run, group).await?;
+                    new.insert(group.clone(), is_new);
+                    is_new
+                }
+            },
+        };
+        if is_undecided {
             found.push(each);
         }
     }
@@ -261,14 +283,14 @@ async fn admissions(tx: &mut Tx<'_>, policy: PolicyPk, now: Timestamp) -> Result
 
 /// Whether no rollout of the group has arrived. If it is decided, what is under way comes too late for it: an agent that was
 /// restarted has asked for its room a second time.
-async fn is_new(tx: &mut Tx<'_>, policy: PolicyPk, run: Run, live: &Live) -> Result<bool, StoreError> {
+async fn is_new(tx: &mut Tx<'_>, policy: PolicyPk, run: Run, group: &[u8]) -> Result<bool, StoreError> {
     const FIND_DECIDED: Statement = Statement::new(
         "-- find_decided_group
         SELECT group_pk
         FROM rollout_group
         WHERE policy_pk = $1 AND run = $2 AND group_key = $3",
     );
-    Ok(tx.fetch_optional(FIND_DECIDED, args![policy, run, live.group.as_deref()]).await?.is_none())
+    Ok(tx.fetch_optional(FIND_DECIDED, args![policy, run, group]).await?.is_none())
 }
 
 async fn name(tx: &mut Tx<'_>, live: &Live) -> Result<Option<(UnderWay, Timestamp)>, StoreError> {
