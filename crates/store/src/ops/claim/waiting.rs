@@ -182,24 +182,19 @@ async fn live(
         }
     }
     let mut found = Vec::new();
-    let mut new: HashMap<Vec<u8>, bool> = open.into_iter().map(|group| (group, true)).collect();
+    let mut may_come: HashMap<Vec<u8>, bool> = open.into_iter().map(|group| (group, true)).collect();
     for each in live {
         let version = each.group.as_ref().map_or(each.version, |group| oldest[group]);
         if !chances.contains(&version) {
             continue;
         }
-        let is_undecided = match &each.group {
-            None => true,
-            Some(group) => match new.get(group) {
-                Some(is_new) => *is_new,
-                None => {
-                    let is_new = is_new(tx, policy, run, group).await?;
-                    new.insert(group.clone(), is_new);
-                    is_new
-                }
-            },
-        };
-        if is_undecided {
+        if let Some(group) = &each.group
+            && !may_come.contains_key(group)
+        {
+            let is_new = is_new(tx, policy, run, group).await?;
+            may_come.insert(group.clone(), is_new);
+        }
+        if each.group.as_ref().is_none_or(|group| may_come[group]) {
             found.push(each);
         }
     }
