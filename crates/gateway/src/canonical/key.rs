@@ -9,6 +9,7 @@ use super::{
     cause::BreakCause,
     defaults::{Defaults, Shape},
     message::{CanonicalMessage, CanonicalRole},
+    volatile::without_volatile,
 };
 use crate::{completion::ToolCall, request::Request, structure::Structure};
 
@@ -81,8 +82,8 @@ impl<'de> Deserialize<'de> for Hash {
 /// The digests of one message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Key {
-    /// Everything but the reasoning. Arguments count as JSON without defaults, and an answer without the white space
-    /// around it.
+    /// Everything but the reasoning. Arguments count as JSON without defaults, an answer without the white space around
+    /// it, and the result of a tool without what is new each time.
     pub(super) meaning: Hash,
     /// The text as it is.
     text: Hash,
@@ -96,8 +97,11 @@ pub(super) struct Key {
 impl Key {
     pub(super) fn of(message: &CanonicalMessage, defaults: &Defaults) -> Self {
         // Engines remove the white space around an answer, and some agents do.
-        let is_answer = message.role == CanonicalRole::Assistant;
-        let text = if is_answer { message.text.trim() } else { &message.text };
+        let text = match message.role {
+            CanonicalRole::Assistant => Cow::Borrowed(message.text.trim()),
+            CanonicalRole::Tool => without_volatile(&message.text),
+            CanonicalRole::System | CanonicalRole::User => Cow::Borrowed(message.text.as_str()),
+        };
         let mut meaning = blake3::Hasher::new();
         meaning.update(&[match message.role {
             CanonicalRole::System => 0,
@@ -106,7 +110,7 @@ impl Key {
             CanonicalRole::Tool => 3,
         }]);
         add(&mut meaning, message.name.as_deref().unwrap_or_default());
-        add(&mut meaning, text);
+        add(&mut meaning, &text);
         let mut arguments = blake3::Hasher::new();
         for call in &message.calls {
             add(&mut meaning, &call.name);
@@ -145,7 +149,7 @@ impl Key {
         } else if self.arguments != new.arguments {
             Some(BreakCause::Arguments)
         } else {
-            // White space around an answer.
+            // White space around an answer, or what a tool says anew each time.
             Some(BreakCause::Rewrite)
         }
     }
