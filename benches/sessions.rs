@@ -1,5 +1,5 @@
-//! What recording costs: the time that a session adds to a call of its engine, the bytes that a turn takes on disk, and
-//! the time of a finish.
+//! What recording costs: the time that a session adds to a call of its engine, the time of a call that is answered with
+//! what an earlier attempt was, the bytes that a turn takes on disk, and the time of a finish.
 //!
 //! Service, engine and agents are processes and tasks of one machine. The engine answers after a pause, with ids that
 //! continue the conversation; it is asked directly and through sessions in turn. `make bench NAME=sessions` prints
@@ -45,18 +45,24 @@ async fn main() -> anyhow::Result<()> {
     let mut out = std::io::stdout();
 
     let service = Service::start(folder.path(), "calls", &engine).await?;
-    let (mut direct, mut recorded) = (Vec::new(), Vec::new());
+    let (mut direct, mut recorded, mut resumed) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..ROUNDS {
-        direct.push(calls(&service, Some(&engine), round).await?);
-        recorded.push(calls(&service, None, round).await?);
+        let mut agents = Agent::open_all(&service, round).await?;
+        direct.push(calls(&service, Some(&engine), &agents).await?);
+        recorded.push(calls(&service, None, &agents).await?);
+        for agent in &mut agents {
+            *agent = agent.resumed(&service).await?;
+        }
+        resumed.push(calls(&service, None, &agents).await?);
     }
     drop(service);
-    let (direct, recorded) = (Percentiles::of(&direct), Percentiles::of(&recorded));
+    let [direct, recorded, resumed] = [direct, recorded, resumed].map(|rounds| Percentiles::of(&rounds));
     writeln!(out, "{SESSIONS} sessions, an engine that takes {} ms; milliseconds of a call", THINK.as_millis())?;
     writeln!(out, "| | p50 | p99 |\n|---|---|---|")?;
     writeln!(out, "| the engine itself | {:.1} | {:.1} |", direct.p50, direct.p99)?;
     writeln!(out, "| through a session | {:.1} | {:.1} |", recorded.p50, recorded.p99)?;
-    writeln!(out, "| added | {:.1} | {:.1} |\n", recorded.p50 - direct.p50, recorded.p99 - direct.p99)?;
+    writeln!(out, "| added | {:.1} | {:.1} |", recorded.p50 - direct.p50, recorded.p99 - direct.p99)?;
+    writeln!(out, "| again, in a session that was resumed | {:.1} | {:.1} |\n", resumed.p50, resumed.p99)?;
 
     let service = Service::start(folder.path(), "long", &fast).await?;
     let agent = Agent::open(&service, "long").await?;
@@ -100,10 +106,9 @@ impl Percentiles {
 }
 
 /// All sessions at once, through the service or directly to the engine. Returns the milliseconds of each call.
-async fn calls(service: &Service, engine: Option<&str>, round: usize) -> anyhow::Result<Vec<f64>> {
+async fn calls(service: &Service, engine: Option<&str>, agents: &[Agent]) -> anyhow::Result<Vec<f64>> {
     let mut tasks = Vec::new();
-    for index in 0..SESSIONS {
-        let agent = Agent::open(service, &format!("{round}-{index}-{}", engine.is_some())).await?;
+    for (index, agent) in agents.iter().cloned().enumerate() {
         let (http, engine) = (service.http.clone(), engine.map(str::to_owned));
         tasks.push(tokio::spawn(async move {
             // Agents do not start at the same instant.
@@ -124,6 +129,7 @@ async fn calls(service: &Service, engine: Option<&str>, round: usize) -> anyhow:
     Ok(all)
 }
 
+#[derive(Clone)]
 struct Agent {
     id: String,
     key: String,
@@ -131,8 +137,24 @@ struct Agent {
 }
 
 impl Agent {
+    async fn open_all(service: &Service, round: usize) -> anyhow::Result<Vec<Self>> {
+        let mut agents = Vec::new();
+        for index in 0..SESSIONS {
+            agents.push(Self::open(service, &format!("{round}-{index}")).await?);
+        }
+        Ok(agents)
+    }
+
     async fn open(service: &Service, rollout: &str) -> anyhow::Result<Self> {
-        let session = service.post("/sessions", json!({"rollout_id": rollout})).await?;
+        Self::of(&service.post("/sessions", json!({"rollout_id": rollout})).await?)
+    }
+
+    /// The agent of the next attempt.
+    async fn resumed(&self, service: &Service) -> anyhow::Result<Self> {
+        Self::of(&service.post(&format!("/sessions/{}/resume", self.id), json!({})).await?)
+    }
+
+    fn of(session: &Value) -> anyhow::Result<Self> {
         let text = |value: &Value| value.as_str().map(str::to_owned).context("the answer is complete");
         Ok(Self {
             id: text(&session["session_id"])?,

@@ -3,7 +3,7 @@
 //! Each client repairs a file and runs a test, in a folder of its own. A fake engine replays what its model should
 //! say; the service records the calls, once in the mode `observe` and once in the mode `exact`, there also with an
 //! engine whose answers arrive in pieces. Then each trained token is compared with the context that it was sampled
-//! in. Arguments are names of clients, and `--record` to write what they sent to `recordings`, which `make test`
+//! in. At last it is killed in each of its calls and started again. Arguments are names of clients, and `--record` to write what they sent to `recordings`, which `make test`
 //! sends again. With `--slow` each client meets an engine that needs minutes for an answer and nothing else:
 //! `make outside NAME=clients CLIENTS="--slow codex"`. The name `openhands_group` stands for a whole group of
 //! OpenHands that is trained: `make outside NAME=openhands`.
@@ -22,7 +22,7 @@ use std::{
 
 use anyhow::{Context as _, bail, ensure};
 use forebay_fake_engine::{Received, tokenizer::decode};
-use forebay_wire::SessionAssembly;
+use forebay_wire::{SessionAssembly, SessionResume};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -40,6 +40,9 @@ enum Course {
     Twice,
     /// The connection of its first call is cut before the answer.
     Cut,
+    /// It is killed while its first call waits for the engine. Its session is resumed, and it is killed while its second
+    /// call waits, and so on.
+    Killed,
     /// The engine needs [`SLOW`] for its first answer.
     Slow,
 }
@@ -75,10 +78,13 @@ fn asks_about_the_task(request: &Received) -> bool {
 /// A run of a client.
 struct Run {
     thinks: bool,
+    mode: Mode,
     steps: Vec<Step>,
     exchanges: Vec<Exchange>,
     /// How often the engine was asked about the task.
     asked: usize,
+    /// How often it was killed.
+    kills: usize,
     assembly: SessionAssembly,
     /// The folder of the task and the home of the client, which recordings do not contain.
     folders: [String; 2],
@@ -143,15 +149,29 @@ async fn main() -> anyhow::Result<()> {
 }
 
 impl Place {
+    /// Makes everything as it was, as a new sandbox does. Prompts name the folders, so they stay the same.
+    fn restore(&self) -> anyhow::Result<()> {
+        for folder in [&self.task, self.home.path()] {
+            std::fs::remove_dir_all(folder)?;
+            std::fs::create_dir(folder)?;
+        }
+        write_task(&self.task)
+    }
+
     /// Writes the files of the task into a new folder.
     fn new() -> anyhow::Result<Self> {
         let [folder, home] = [tempfile::tempdir()?, tempfile::tempdir()?];
         let task = folder.path().canonicalize()?;
-        for (name, text) in FILES {
-            std::fs::write(task.join(name), text)?;
-        }
+        write_task(&task)?;
         Ok(Self { task, home, _folder: folder })
     }
+}
+
+fn write_task(folder: &Path) -> anyhow::Result<()> {
+    for (name, text) in FILES {
+        std::fs::write(folder.join(name), text)?;
+    }
+    Ok(())
 }
 
 async fn run_in_both_modes(client: &Client, installed: &Installed, thinks: bool) -> anyhow::Result<Pair> {
@@ -169,7 +189,11 @@ async fn run_in_both_modes(client: &Client, installed: &Installed, thinks: bool)
         let counts = |run: &Run| [run.assembly.calls, run.assembly.segments, run.assembly.trained_tokens];
         ensure!(counts(&pieces) == counts(&exact), "in pieces {:?} instead of {:?}", pieces.assembly, exact.assembly);
         for &course in client.courses {
-            check_course(client, installed, course, &exact.assembly).await.with_context(|| format!("{course:?}"))?;
+            check_course(client, installed, course, &exact).await.with_context(|| format!("{course:?}"))?;
+        }
+        // The fake SGLang compares the ids with the messages beside them, in which tools say something new each time.
+        for smooth in [&observe, &pieces] {
+            kill(client, installed, smooth).await.with_context(|| format!("killed, {:?}", smooth.mode))?;
         }
     }
     Ok(Pair { observe, exact })
@@ -189,22 +213,35 @@ async fn run_slowly(client: &Client, installed: &Installed) -> anyhow::Result<u6
 }
 
 /// Runs a client in another course, in the mode exact. What is trained is what is trained of as many smooth runs.
-async fn check_course(
-    client: &Client,
-    installed: &Installed,
-    course: Course,
-    smooth: &SessionAssembly,
-) -> anyhow::Result<()> {
+async fn check_course(client: &Client, installed: &Installed, course: Course, smooth: &Run) -> anyhow::Result<()> {
     let run = run(client, installed, true, Mode::Exact, course).await?;
     let workers = if course == Course::Twice { 2 } else { 1 };
     let counts = |assembly: &SessionAssembly| [assembly.calls, assembly.trained_tokens];
-    let expected = counts(smooth).map(|count| workers * count);
+    let expected = counts(&smooth.assembly).map(|count| workers * count);
     let mut found = counts(&run.assembly);
     if !client.counts_repeats {
         // The call goes on without its client for a while. Nothing tells that the next call repeats it.
         found[0] -= run.assembly.dropped.undelivered;
     }
     ensure!(found == expected, "{:?} instead of {expected:?}", run.assembly);
+    Ok(())
+}
+
+/// Runs a client that is killed in each of its calls. What is trained is what is trained of a smooth run, and the engine
+/// is asked at most once more for each kill.
+async fn kill(client: &Client, installed: &Installed, smooth: &Run) -> anyhow::Result<()> {
+    let killed = run(client, installed, smooth.thinks, smooth.mode, Course::Killed).await?;
+    // In the mode observe the engine reads what the tools say this time, so another segment may begin.
+    let counts = |run: &Run| {
+        let Run { mode, assembly, .. } = run;
+        [assembly.calls, assembly.trained_tokens, if *mode == Mode::Observe { 0 } else { assembly.segments }]
+    };
+    ensure!(counts(&killed) == counts(smooth), "{:?} instead of {:?}", killed.assembly, smooth.assembly);
+    say(&format!(
+        "{}, {:?}: killed {} times, the engine was asked {} times, and {} times without kills",
+        client.name, smooth.mode, killed.kills, killed.asked, smooth.asked
+    ));
+    ensure!(killed.kills > 0 && killed.asked <= smooth.asked + killed.kills, "it was asked too often");
     Ok(())
 }
 
@@ -217,16 +254,19 @@ async fn run(client: &Client, installed: &Installed, thinks: bool, mode: Mode, c
     for (key, answers) in scripts(client, &steps) {
         service.engine.script(&key, answers.iter().map(Step::answer));
     }
+    service.client.put_policy("default", &serde_json::from_value(json!({"sessions": {"max_attempts": 100}}))?).await?;
     let session = service.open(json!({"rollout_id": client.name})).await?;
     let url = if client.is_anthropic { &session.base_urls.anthropic } else { &session.base_urls.openai };
     let (host, path) = url.split_once("/sessions/").context("the base URL has a session")?;
     let recorder = Recorder::start(host).await?;
     let url = format!("{}/sessions/{path}", recorder.url);
+    let start = |place: &Place, key: &str| process::start(client, installed, &url, key, &place.task, place.home.path());
     let play = async |place: &Place| {
-        process::run(client, installed, &url, &session.key, &place.task, place.home.path()).await?;
+        start(place, &session.key)?.end().await?;
         check_task(&place.task).await
     };
     let stall = |is_on: bool| service.engine.switch(|switches| switches.stall = is_on);
+    let (mut kills, mut of_dead) = (0, 0);
     match course {
         Course::Smooth => play(&place).await?,
         Course::Twice => {
@@ -249,6 +289,34 @@ async fn run(client: &Client, installed: &Installed, thinks: bool, mode: Mode, c
             };
             tokio::try_join!(play(&place), cut)?;
         }
+        Course::Killed => {
+            let mut key = session.key.clone();
+            loop {
+                recorder.open_for(kills);
+                let mut running = start(&place, &key)?;
+                let waits = async {
+                    recorder.held().await;
+                    stall(true);
+                    recorder.open_for(usize::MAX);
+                    service.engine.wait(|log| log.stalled > 0).await;
+                };
+                let is_done = tokio::select! {
+                    ended = running.end() => ended.map(|()| true)?,
+                    () = waits => false,
+                };
+                if is_done {
+                    break;
+                }
+                running.kill().await?;
+                stall(false);
+                service.engine.wait(|log| log.stalled == 0).await;
+                kills += 1;
+                place.restore()?;
+                of_dead = recorder.exchanges().len();
+                key = service.client.resume_session(&session.session_id, &SessionResume::default()).await?.key;
+            }
+            check_task(&place.task).await?;
+        }
         Course::Slow => {
             stall(true);
             let think = async {
@@ -260,7 +328,8 @@ async fn run(client: &Client, installed: &Installed, thinks: bool, mode: Mode, c
             tokio::try_join!(play(&place), think)?;
         }
     }
-    let mut exchanges = recorder.exchanges();
+    // A call of a dead client may be refused.
+    let mut exchanges = recorder.exchanges().split_off(of_dead);
     // A client may end before its last call, for example for a title, is answered.
     exchanges.retain(|exchange| exchange.status.is_some());
     let assembly = service.finish(&session.session_id, 1.0).await?;
@@ -281,7 +350,7 @@ async fn run(client: &Client, installed: &Installed, thinks: bool, mode: Mode, c
     let folders = [place.task.display().to_string(), place.home.path().display().to_string()];
     // Probes of the engine have other texts.
     let asked = log.received.iter().filter(|request| asks_about_the_task(request)).count();
-    Ok(Run { thinks, steps, exchanges, asked, assembly, folders, session: session.session_id })
+    Ok(Run { thinks, mode, steps, exchanges, asked, kills, assembly, folders, session: session.session_id })
 }
 
 /// Runs the test of the task, which the client should have repaired.

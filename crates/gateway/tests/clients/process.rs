@@ -1,13 +1,15 @@
 //! The environments of the clients, and a client as a process.
 
 use std::{
+    fs::File,
+    io::{Read as _, Seek as _},
     path::{Path, PathBuf},
     process::Stdio,
     time::Duration,
 };
 
 use anyhow::{Context as _, bail};
-use tokio::process::Command;
+use tokio::process::{Child, Command};
 
 use crate::catalogue::{Client, Needs, TASK};
 
@@ -83,15 +85,50 @@ pub(crate) async fn python312() -> anyhow::Result<String> {
     bail!("needs Python 3.12 or newer: name it in FOREBAY_PYTHON")
 }
 
-/// Runs a client in the folder of the task. `home` is its home, so that nobody's settings matter.
-pub(crate) async fn run(
+/// A client that works. It has a process group of its own, to which the programs belong that it starts.
+#[derive(Debug)]
+pub(crate) struct Running {
+    child: Child,
+    output: File,
+}
+
+impl Running {
+    /// Waits until it has ended well.
+    pub(crate) async fn end(&mut self) -> anyhow::Result<()> {
+        let status = tokio::time::timeout(PATIENCE, self.child.wait()).await.context("it does not end")??;
+        if std::env::var_os("FOREBAY_CLIENTS_VERBOSE").is_some() || !status.success() {
+            let mut output = Vec::new();
+            self.output.rewind()?;
+            self.output.read_to_end(&mut output)?;
+            eprintln!("{}", String::from_utf8_lossy(&output));
+        }
+        if !status.success() {
+            bail!("it ended with {status}");
+        }
+        Ok(())
+    }
+
+    /// Kills it and what it has started, and waits until it is dead.
+    pub(crate) async fn kill(mut self) -> anyhow::Result<()> {
+        let leader = self.child.id().context("it runs")?;
+        let killed = Command::new("kill").args(["-KILL", "--", &format!("-{leader}")]).status().await?;
+        if !killed.success() {
+            bail!("it cannot be killed: {killed}");
+        }
+        self.child.wait().await?;
+        Ok(())
+    }
+}
+
+/// Starts a client in the folder of the task. `home` is its home, so that nobody's settings matter.
+pub(crate) fn start(
     client: &Client,
     installed: &Installed,
     base_url: &str,
     key: &str,
     task: &Path,
     home: &Path,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<Running> {
     let script = folder().join(client.name);
     let mut command = match client.needs {
         Needs::Node => {
@@ -117,16 +154,10 @@ pub(crate) async fn run(
     };
     command.args([base_url, key, "policy-model", TASK]).current_dir(task);
     isolate(&mut command, home);
-    let child =
-        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true).spawn()?;
-    let output = tokio::time::timeout(PATIENCE, child.wait_with_output()).await.context("it does not end")??;
-    if std::env::var_os("FOREBAY_CLIENTS_VERBOSE").is_some() || !output.status.success() {
-        eprintln!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    }
-    if !output.status.success() {
-        bail!("it ended with {}", output.status);
-    }
-    Ok(())
+    let output = tempfile::tempfile()?;
+    command.stdin(Stdio::null()).stdout(output.try_clone()?).stderr(output.try_clone()?);
+    let child = command.process_group(0).kill_on_drop(true).spawn()?;
+    Ok(Running { child, output })
 }
 
 /// Gives a command another home and no credentials of the user, so that it sends nothing to the makers of clients.

@@ -43,6 +43,14 @@ struct Shared {
     http: reqwest::Client,
     exchanges: watch::Sender<Vec<Exchange>>,
     cut: Notify,
+    gate: watch::Sender<Gate>,
+}
+
+/// How many more calls of the model go on. Others wait.
+#[derive(Debug)]
+struct Gate {
+    open_for: usize,
+    waiting: usize,
 }
 
 impl Recorder {
@@ -57,6 +65,7 @@ impl Recorder {
             http,
             exchanges: watch::Sender::default(),
             cut: Notify::new(),
+            gate: watch::Sender::new(Gate { open_for: usize::MAX, waiting: 0 }),
         });
         let router = axum::Router::new().fallback(any(forward)).with_state(Arc::clone(&shared));
         let task = tokio::spawn(async move {
@@ -79,12 +88,69 @@ impl Recorder {
         // The sender exists as long as the recorder.
         let _ = exchanges.wait_for(|exchanges| exchanges.len() > before).await;
     }
+
+    /// Lets so many more calls of the model go on, and those that wait count among them.
+    pub(crate) fn open_for(&self, calls: usize) {
+        self.shared.gate.send_modify(|gate| gate.open_for = calls);
+    }
+
+    /// Waits until a call of the model waits.
+    pub(crate) async fn held(&self) {
+        // The sender exists as long as the recorder.
+        let _ = self.shared.gate.subscribe().wait_for(|gate| gate.waiting > 0).await;
+    }
+}
+
+impl Shared {
+    /// Waits until a call may go on.
+    async fn pass(&self) {
+        let mut gate = self.gate.subscribe();
+        let enter = || {
+            self.gate.send_if_modified(|gate| {
+                let is_open = gate.open_for > 0;
+                if is_open {
+                    gate.open_for -= 1;
+                }
+                is_open
+            })
+        };
+        if enter() {
+            return;
+        }
+        let _waiting = Waiting::new(self);
+        while !enter() {
+            // The sender exists as long as this.
+            let _ = gate.wait_for(|gate| gate.open_for > 0).await;
+        }
+    }
+}
+
+/// Counts a call as long as it waits, also if its client goes away.
+struct Waiting<'a>(&'a Shared);
+
+impl<'a> Waiting<'a> {
+    fn new(shared: &'a Shared) -> Self {
+        shared.gate.send_modify(|gate| gate.waiting += 1);
+        Self(shared)
+    }
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        self.0.gate.send_modify(|gate| gate.waiting -= 1);
+    }
 }
 
 impl Drop for Recorder {
     fn drop(&mut self) {
         self.task.abort();
     }
+}
+
+/// Whether a path asks the model, and not for a list or a count.
+fn is_call(path: &str) -> bool {
+    let path = path.split('?').next().unwrap_or_default();
+    ["/chat/completions", "/responses", "/messages"].iter().any(|end| path.ends_with(end))
 }
 
 async fn forward(State(shared): State<Arc<Shared>>, request: Request) -> Response {
@@ -102,6 +168,9 @@ async fn forward(State(shared): State<Arc<Shared>>, request: Request) -> Respons
         place = exchanges.len();
         exchanges.push(exchange);
     });
+    if is_call(&path) {
+        shared.pass().await;
+    }
     let sent = shared.http.request(head.method, format!("{}{path}", shared.target)).headers(headers).body(body);
     let mut response = Response::new(Body::empty());
     let answer = tokio::select! {
