@@ -61,10 +61,11 @@ export function sessionPanel({ session }) {
     }
     const shown = session.turns.slice(0, CALLS_MAX);
     const breaks = session.assembly ? ` · ${format.plural(session.assembly.breaks, "break")}` : "";
+    const attempts = session.attempt > 1 ? ` · ${format.plural(session.attempt, "attempt")}` : "";
     const rest = session.turns.length > shown.length ? ` The first ${format.count(shown.length)} are shown.` : "";
     return html`<section class="panel" aria-labelledby="session-title">
         <h2 id="session-title">recorded session <span class="mono">${session.session_id}</span> · ${session.state} ·
-            ${format.plural(session.calls, "call")}${breaks}</h2>
+            ${format.plural(session.calls, "call")}${breaks}${attempts}</h2>
         ${session.reason ? html`<p>${untrusted(session.reason)}</p>` : nothing}
         ${shown.length === 0
             ? html`<p class="quiet">The calls themselves are deleted some time after a session has ended.</p>`

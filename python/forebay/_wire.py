@@ -2976,6 +2976,8 @@ class TrajectoryStory:
     """Number of response tokens."""
     status: Status
     """How the execution ended."""
+    attempts: int | None = None
+    """Number of attempts of the session that recorded the rollout; absent if no session did."""
     versions: TrainedVersions | None = None
     """Versions of the trained tokens; null if no token is trained."""
     received_at: str

@@ -65,6 +65,10 @@ pub struct TrajectoryStory {
     pub response_tokens: u64,
     /// How the execution ended.
     pub status: Status,
+    /// Number of attempts of the session that recorded the rollout; absent if no session did.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(minimum = 1))]
+    pub attempts: Option<u32>,
     /// Versions of the trained tokens; null if no token is trained.
     pub versions: Option<TrainedVersions>,
     /// When the rollout was received.

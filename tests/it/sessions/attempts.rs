@@ -67,6 +67,7 @@ on_both_stores! {
         let assembly = finish(app, &resumed, 1.0).await["assembly"].clone();
         assert_eq!((&assembly["dropped"]["abandoned"], &assembly["dropped_tokens"]["abandoned"]), (&json!(1), &json!(2)));
         assert_eq!(segments(app).await.len(), 1);
+        assert_eq!(app.story("r").await["attempts"], 2);
     }
 
     async fn a_parked_session_goes_on_with_a_call_of_its_agent(app: TestApp) {

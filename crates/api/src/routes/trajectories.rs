@@ -551,6 +551,7 @@ pub(crate) fn story_on_wire(story: Story) -> TrajectoryStory {
         trained_tokens: story.trained_tokens,
         response_tokens: story.response_tokens,
         status: story.status,
+        attempts: story.attempts,
         versions: params::trained_versions(story.trained_versions),
         received_at: story.received_at.to_string(),
         decided_at: params::time(story.decided_at),

@@ -65,6 +65,8 @@ pub struct Story {
     pub response_tokens: u64,
     /// How its execution ended.
     pub status: Status,
+    /// The attempts of the session that made it.
+    pub attempts: Option<u32>,
     /// The time of its arrival.
     pub received_at: Timestamp,
     /// The time of the decision of its group.

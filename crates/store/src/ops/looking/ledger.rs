@@ -34,7 +34,13 @@ macro_rules! select_story {
                     g.masked, g.dropped, g.scoring, g.environment, w.missing,
                     CASE WHEN r.verdict IN ('kept', 'masked') AND b.state IN ('trained', 'checkpointed') THEN b.step END AS step, r.reward, r.advantage, r.policy_version, r.version_assumed,
                     r.version_min, r.version_max, r.segments, r.tokens, r.trained_tokens, r.response_tokens, r.status, r.received_us, g.decided_us,
-                    b.created_us AS batched_us, b.acked_us, g.purged_us
+                    b.created_us AS batched_us, b.acked_us, g.purged_us,
+                    (
+                        SELECT e.attempt
+                        FROM session_policy AS sp
+                        JOIN session AS e ON e.session_pk = sp.session_pk
+                        WHERE sp.policy_pk = r.policy_pk AND sp.run = r.run AND sp.rollout_key = r.rollout_key
+                    ) AS attempts
                 FROM rollout AS r
                 JOIN rollout_group AS g ON g.group_pk = r.group_pk
                 JOIN policy AS p ON p.policy_pk = ",
@@ -230,6 +236,7 @@ fn read_story(row: &mut Row) -> Result<Story, StoreError> {
         trained_tokens: row.get("trained_tokens")?,
         response_tokens: row.get("response_tokens")?,
         status: row.get("status")?,
+        attempts: row.get("attempts")?,
         received_at: row.get("received_us")?,
         decided_at: row.get("decided_us")?,
         batched_at: row.get::<Option<_>>("batched_us")?.filter(|_| delivered),
