@@ -2977,7 +2977,8 @@ class TrajectoryStory:
     status: Status
     """How the execution ended."""
     attempts: int | None = None
-    """Number of attempts of the session that recorded the rollout; absent if no session did."""
+    """Number of attempts of the session that was opened for the rollout; absent if there is none, or if it is
+    forgotten."""
     versions: TrainedVersions | None = None
     """Versions of the trained tokens; null if no token is trained."""
     received_at: str

@@ -140,7 +140,8 @@ impl Call {
         }
         let (agent, retry_count) = (AgentLabel::of(headers), number(headers, "x-stainless-retry-count"));
         let label = agent.as_ref().map(AgentLabel::as_str);
-        let canonical = canonical.map(|canonical| canonical.sent_by(label, retry_count > Some(0)));
+        let canonical =
+            canonical.map(|canonical| canonical.sent_by(label, retry_count > Some(0)).in_attempt(permit.attempt()));
         let began = agents.buffer().now();
         let id = Uuid::now_v7().simple().to_string();
         tracing::Span::current().record("call.id", &id);

@@ -45,6 +45,7 @@ async fn rendered(
     let canonical = work::run(length, || Canonical::of(&request)).await;
     // The call will come from the same worker.
     let canonical = canonical.sent_by(AgentLabel::of(headers).as_ref().map(AgentLabel::as_str), false);
+    let canonical = canonical.in_attempt(permit.attempt());
     let Ok(policy) = permit.policy(&request.model) else { return Ok(None) };
     let route = agents.upstreams().of_call(&request.model, policy);
     let Some(exact) = route.ok().and_then(|route| route.exact.as_ref().map(Arc::clone)) else { return Ok(None) };

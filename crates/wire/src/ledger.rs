@@ -65,7 +65,7 @@ pub struct TrajectoryStory {
     pub response_tokens: u64,
     /// How the execution ended.
     pub status: Status,
-    /// Number of attempts of the session that recorded the rollout; absent if no session did.
+    /// Number of attempts of the session that was opened for the rollout; absent if there is none, or if it is forgotten.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(minimum = 1))]
     pub attempts: Option<u32>,

@@ -65,7 +65,7 @@ pub struct Story {
     pub response_tokens: u64,
     /// How its execution ended.
     pub status: Status,
-    /// The attempts of the session that made it.
+    /// The attempts of the session that was opened for it.
     pub attempts: Option<u32>,
     /// The time of its arrival.
     pub received_at: Timestamp,

@@ -85,6 +85,8 @@ enum SameIds {
 struct Evidence {
     /// How far the ids of tool calls are those of its conversation. They are made anew for each answer.
     ids: SameIds,
+    /// The results of tools are the same in each character.
+    has_same_results: bool,
     /// The same agent made it.
     is_of_agent: bool,
     /// No other request has continued it.
@@ -184,7 +186,7 @@ impl History {
         let Some(last) = messages.checked_sub(1) else { return Ok(None) };
         let before = last.checked_sub(1).map_or(Hash::NO_IDS, |before| request.ids[before]);
         let repeated = request.is_repeat.then(|| Hash::of_request(&request.keys, &request.ids));
-        let evidence = |seq: u32| {
+        let evidence = |(seq, has_same_results): (u32, bool)| {
             let call = &self.calls[&seq];
             let evidence = Evidence {
                 ids: match (request.ids[last] == call.ids_with_answer, before == call.ids) {
@@ -192,6 +194,7 @@ impl History {
                     (false, true) => SameIds::BeforeTheAnswer,
                     (false, false) => SameIds::None,
                 },
+                has_same_results,
                 is_of_agent: request.agent == call.agent,
                 is_free: self.continued.get(&seq).is_none_or(|other| repeated.is_some() && *other == repeated),
             };
@@ -204,11 +207,11 @@ impl History {
     }
 
     /// The calls that a request may continue, which are those with the most messages, and the number of these messages with
-    /// the answer.
-    fn continuable(&self, request: &Canonical) -> (usize, Vec<u32>) {
+    /// the answer. Each has whether the results of tools are the same in each character.
+    fn continuable(&self, request: &Canonical) -> (usize, Vec<(u32, bool)>) {
         let (mut deepest, mut found) = (0, Vec::new());
-        let mut reached = vec![ROOT];
-        while let Some(place) = reached.pop() {
+        let mut reached = vec![(ROOT, true)];
+        while let Some((place, is_same)) = reached.pop() {
             let node = &self.nodes[place as usize];
             let messages = node.depth as usize;
             let equal_head = |seq: &u32| self.calls.get(seq).is_some_and(|call| call.head == request.head);
@@ -218,33 +221,47 @@ impl History {
                     found.clear();
                 }
                 deepest = messages;
-                found.extend(answered);
+                found.extend(answered.map(|seq| (seq, is_same)));
             }
             let Some(key) = request.keys.get(messages) else { continue };
-            let next = self.next.get(&(place, key.meaning)).into_iter().flatten().copied();
-            reached.extend(next.filter(|&next| self.key(next).is_some_and(|stored| key.stands_for(stored))));
+            reached.extend(self.stood_for(place, is_same, key, request.is_again));
         }
         (deepest, found)
     }
 
+    /// The messages behind a place for which a message of a request stands.
+    fn stood_for(&self, place: u32, is_same: bool, key: &Key, is_again: bool) -> impl Iterator<Item = (u32, bool)> {
+        let next = self.next.get(&(place, key.meaning)).into_iter().flatten().copied();
+        next.filter_map(move |next| {
+            let stored = self.key(next).filter(|stored| key.stands_for(stored, is_again))?;
+            Some((next, is_same && key.has_same_result(stored)))
+        })
+    }
+
     /// The calls that had the same request: the same tools and template arguments, messages that this request stands for,
-    /// and the same agent. If some of them have the ids of its tool calls, only these.
+    /// and the same agent. If some of them have the same results of tools in each character, only these, and of these, if
+    /// some have the ids of its tool calls, only those.
     #[must_use]
     pub fn repeated(&self, request: &Canonical) -> Repeated {
-        let mut reached = vec![ROOT];
+        let mut reached = vec![(ROOT, true)];
         for key in &request.keys {
-            let next = reached.iter().flat_map(|place| self.next.get(&(*place, key.meaning)).into_iter().flatten());
-            let next = next.copied().filter(|&next| self.key(next).is_some_and(|stored| key.stands_for(stored)));
+            let next =
+                reached.iter().flat_map(|&(place, is_same)| self.stood_for(place, is_same, key, request.is_again));
             reached = next.collect();
         }
-        let is_equal =
-            |call: &Place| call.head == request.head && call.agent == request.agent && reached.contains(&call.request);
+        let is_equal = |call: &Place, has_same_results: bool| {
+            call.head == request.head
+                && call.agent == request.agent
+                && reached.iter().any(|&(place, is_same)| place == call.request && (is_same || !has_same_results))
+        };
+        let is_known = self.calls.values().any(|call| is_equal(call, true));
+        let is_equal = |call: &Place| is_equal(call, is_known);
         let equal: Vec<(u32, Hash)> =
             self.calls.iter().filter(|(_, call)| is_equal(call)).map(|(&seq, call)| (seq, call.ids)).collect();
         let ids = request.ids.last().copied().unwrap_or(Hash::NO_IDS);
         let has_ids = equal.iter().any(|(_, of)| *of == ids);
         let equal = equal.into_iter().filter(|(_, of)| !has_ids || *of == ids).map(|(seq, _)| seq).collect();
-        Repeated { equal, before: self.continuable(request).1 }
+        Repeated { equal, before: self.continuable(request).1.into_iter().map(|(seq, _)| seq).collect() }
     }
 
     /// What the call with this request adds to the history.

@@ -58,6 +58,9 @@ impl Hash {
         let mut hasher = blake3::Hasher::new();
         for key in keys {
             hasher.update(&key.meaning.0);
+            if key.is_result {
+                hasher.update(&key.text.0);
+            }
         }
         hasher.update(&ids.last().copied().unwrap_or(Self::NO_IDS).0);
         Self::of(&hasher)
@@ -83,7 +86,7 @@ impl<'de> Deserialize<'de> for Hash {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Key {
     /// Everything but the reasoning. Arguments count as JSON without defaults, an answer without the white space around
-    /// it, and the result of a tool without what is new each time.
+    /// it, and the result of a tool without what is new each time that it runs.
     pub(super) meaning: Hash,
     /// The text as it is.
     text: Hash,
@@ -92,6 +95,8 @@ pub(super) struct Key {
     /// The reasoning without the white space around it.
     reasoning: Option<Hash>,
     is_system: bool,
+    /// Whether it is the result of a tool.
+    is_result: bool,
 }
 
 impl Key {
@@ -128,12 +133,21 @@ impl Key {
             arguments: Hash::of(&arguments),
             reasoning: message.reasoning.as_deref().map(|reasoning| Hash::of_text(reasoning.trim())),
             is_system: message.role == CanonicalRole::System,
+            is_result: message.role == CanonicalRole::Tool,
         }
     }
 
-    /// Whether a message that an agent sent stands for this one. An agent need not send reasoning back.
-    pub(super) fn stands_for(&self, stored: &Self) -> bool {
-        self.meaning == stored.meaning && (self.reasoning.is_none() || self.reasoning == stored.reasoning)
+    /// Whether a message that an agent sent stands for a stored one. An agent need not send reasoning back. In a later
+    /// attempt its tools may have taken another time.
+    pub(super) fn stands_for(&self, stored: &Self, is_again: bool) -> bool {
+        self.meaning == stored.meaning
+            && (is_again || self.has_same_result(stored))
+            && (self.reasoning.is_none() || self.reasoning == stored.reasoning)
+    }
+
+    /// Whether the result of a tool is the same character by character.
+    pub(super) fn has_same_result(&self, stored: &Self) -> bool {
+        !self.is_result || self.text == stored.text
     }
 
     /// What differs, if anything does.

@@ -21,6 +21,8 @@ pub struct Canonical {
     pub(super) agent: Option<Hash>,
     /// Whether its client says that it sent it before.
     pub(super) is_repeat: bool,
+    /// Whether it belongs to a later attempt, whose tools run again.
+    pub(super) is_again: bool,
     /// Those of the tools.
     pub(super) defaults: Defaults,
     /// For each message the ids that link it with others.
@@ -47,6 +49,7 @@ impl Canonical {
             defaults,
             agent: None,
             is_repeat: false,
+            is_again: false,
             links: request.messages.iter().map(message::links).collect(),
         }
     }
@@ -56,6 +59,13 @@ impl Canonical {
     #[must_use]
     pub fn sent_by(self, agent: Option<&str>, is_repeat: bool) -> Self {
         Self { agent: agent.map(Hash::of_text), is_repeat, ..self }
+    }
+
+    /// The request of an attempt, from 1. In a later one than the first, the results of tools are also equal where they took
+    /// another time.
+    #[must_use]
+    pub fn in_attempt(self, attempt: u32) -> Self {
+        Self { is_again: attempt > 1, ..self }
     }
 
     /// The messages, one for each message of the request.

@@ -1,8 +1,11 @@
-//! What the results of tools tell anew each time: how long something took, when it was, and ids that were made for it.
+//! What the results of tools tell anew each time that they run: how long something took.
 //!
 //! An agent that is started again in a fresh sandbox runs its commands again, and the test that took 0.03 s takes 0.04 s.
 //! That is no reason to sample all answers behind it again. What was recorded wins: in the mode `exact` the model goes on
 //! reading the 0.03 s that its answer was sampled behind.
+//!
+//! Ids, addresses and dates are new each time as well, but an answer may use them: the next call asks for the job with that
+//! id. So they count.
 
 use std::{borrow::Cow, sync::LazyLock};
 
@@ -11,21 +14,13 @@ use regex::Regex;
 /// What is compared in the place of each of them.
 const MARK: &str = "\u{0}";
 
-/// Numbers that are a time only by chance, as in `calc.py:10:20`, must stay. So a time has seconds, or a date before it.
+/// `12 s` may be the size of a file, and `30s` a bound: durations that were measured have a fraction, or milliseconds.
 const PATTERN: &str = r"(?x)
     (?-u:\b) (?:
-        # 2026-11-30T15:39:24.123Z, 2026-11-30 15:39
-        [0-9]{4}-[0-9]{2}-[0-9]{2}[T\ ][0-9]{2}:[0-9]{2}(?::[0-9]{2}(?:[.,][0-9]+)?)?(?:Z|\ ?[+-][0-9]{2}:?[0-9]{2})?
-        # Nov 30 15:39, as `ls -l` has it
-        | (?:Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)\ [\ 0-9][0-9]\ [0-9]{2}:[0-9]{2}(?::[0-9]{2})?
-        # 15:39:24
-        | [0-9]{2}:[0-9]{2}:[0-9]{2}(?:[.,][0-9]+)?
-        # 0.03s, 12 ms, 0m0.045s, 1.5 seconds
-        | (?:[0-9]+m\ ?)?[0-9]+(?:\.[0-9]+)?\ ?(?:ns|us|µs|ms|s|secs?|seconds?|milliseconds?)
-        # 7f3c0a52-93de-4c55-a0b6-1f1de7c5d5f3
-        | [0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}
-        # 0x7f1b2c3d4e50
-        | 0x[0-9a-f]{8,16}
+        # 0.03s, 1.5 seconds, 0m0.045s
+        (?:[0-9]+m\ ?)?[0-9]+\.[0-9]+\ ?(?:s|secs?|seconds?)
+        # 12ms, 0.4 µs
+        | [0-9]+(?:\.[0-9]+)?\ ?(?:ms|µs)
         # Of Codex, for each command
         | Chunk\ ID:\ [0-9a-f]+
     ) (?-u:\b)";
@@ -52,11 +47,6 @@ mod tests {
             ("Ran 1 test in 0.001s\n\nOK", "Ran 1 test in 0.000s\n\nOK"),
             ("real\t0m0.045s", "real\t1m3.100s"),
             ("took 12 ms, then 4µs", "took 9ms, then 11 µs"),
-            ("-rw-r--r-- 1 a a 32 Nov 30 15:59 calc.py", "-rw-r--r-- 1 a a 32 Dec  1 09:01 calc.py"),
-            ("[2026-11-30T15:39:24.123Z] ready", "[2026-12-01 07:00:00] ready"),
-            ("15:39:24 up", "07:00:01 up"),
-            ("<Pool object at 0x7f1b2c3d4e50>", "<Pool object at 0x7f1b2c3d0000>"),
-            ("run 7f3c0a52-93de-4c55-a0b6-1f1de7c5d5f3", "run 00000000-93de-4c55-a0b6-1f1de7c5d5f4"),
         ];
         for (one, other) in same {
             assert_eq!(without_volatile(one), without_volatile(other));
@@ -67,7 +57,9 @@ mod tests {
             "calc.py:10:20: error",
             "def add(a, b):\n    return a - b\n",
             "2026-11-30,41.5",
-            "12 sections, 5 sets, 0x1f, v1.2.3s4",
+            "12 sections, 5 sets, v1.2.3s4, 90 s.py, 3 us-east-1, 1980s",
+            "timed out after 120s",
+            "job 7f3c0a52-93de-4c55-a0b6-1f1de7c5d5f3 at 0x80070005, free from 2026-12-03 14:00:10",
             "commit 81a864dd",
         ];
         for text in kept {

@@ -108,7 +108,7 @@ impl Running {
         Ok(())
     }
 
-    /// Kills it and what it has started, and waits until it is dead.
+    /// Kills it and what it has started, and waits until it is dead, and for a second at most until all are.
     pub(crate) async fn kill(mut self) -> anyhow::Result<()> {
         let leader = self.child.id().context("it runs")?;
         let killed = Command::new("kill").args(["-KILL", "--", &format!("-{leader}")]).status().await?;
@@ -116,6 +116,14 @@ impl Running {
             bail!("it cannot be killed: {killed}");
         }
         self.child.wait().await?;
+        // One that nobody waits for stays a zombie, which does nothing any more.
+        let group = ["-0".to_owned(), "--".to_owned(), format!("-{leader}")];
+        for _ in 0..100 {
+            if !Command::new("kill").args(&group).stderr(Stdio::null()).status().await?.success() {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
         Ok(())
     }
 }

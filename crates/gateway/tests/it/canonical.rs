@@ -220,6 +220,33 @@ fn of_equal_answers_the_one_whose_tool_calls_come_back_is_continued() {
     }
 }
 
+/// Two branches of an agent whose tool took another time in each.
+#[test]
+fn in_a_later_attempt_tools_may_take_another_time() {
+    let timed = |time: &str| {
+        let mut messages = after("call_a");
+        messages[2]["content"] = json!(format!("ok in {time}"));
+        messages
+    };
+    let mut history = twins([None; 2]);
+    for (seq, time) in [(3, "0.03s"), (4, "0.90s")] {
+        add(&mut history, seq, &canonical(&timed(time)), &said("Done."));
+    }
+    let equal = |time: &str, attempt| history.repeated(&canonical(&timed(time)).in_attempt(attempt)).equal;
+    assert_eq!([equal("0.5s", 1), equal("0.5s", 2)], [vec![], vec![3, 4]]);
+    assert_eq!([equal("0.03s", 1), equal("0.03s", 2)], [[3], [3]]);
+    assert!(equal("5", 2).is_empty(), "the result is another one");
+    let next = |time: &str, attempt| {
+        let mut messages = timed(time);
+        let further = [json!({"role": "assistant", "content": "Done."}), user("Go on.")];
+        messages.as_array_mut().expect("a list").extend(further);
+        found(&history, &canonical(&messages).in_attempt(attempt))
+    };
+    // In the first attempt it continues the call before, whose request has no result.
+    assert_eq!([next("0.5s", 1), next("0.5s", 2)], [Some(1), Some(4)]);
+    assert_eq!([next("0.03s", 1), next("0.03s", 2)], [Some(3), Some(3)]);
+}
+
 #[test]
 fn of_equal_answers_that_ids_do_not_tell_apart_the_one_of_the_agent_is_continued() {
     let history = twins([Some("one"), Some("two")]);
