@@ -1,5 +1,5 @@
-//! What recording costs: the time that a session adds to a call of its engine, the time of a call that is answered with
-//! what an earlier attempt was, the bytes that a turn takes on disk, and the time of a finish.
+//! What recording costs: the time that a session adds to a call of its engine, the time of a call that is answered from
+//! the record of an earlier attempt, the bytes that a turn takes on disk, and the time of a finish.
 //!
 //! Service, engine and agents are processes and tasks of one machine. The engine answers after a pause, with ids that
 //! continue the conversation; it is asked directly and through sessions in turn. `make bench NAME=sessions` prints

@@ -3,8 +3,8 @@
 //! An agent sends the whole conversation with every call, and rarely in the words of the answers that it received: it
 //! drops reasoning, writes the arguments of tool calls with other spaces or with their defaults, divides a text into
 //! parts. If it is started again, its tools take another time.
-//! [`Canonical`] is a request without such differences. [`History`] is the calls of one session, and finds the call that a request
-//! continues. [`History::cause`] says why a request does not continue a call that it should have continued. Nothing
+//! [`Canonical`] is a request without such differences. [`History`] is the calls of one session, and finds the call that
+//! a request continues. [`History::cause`] says why a request does not continue a call that it should have continued. Nothing
 //! here decides what is trained: segments follow from token ids alone.
 //!
 //! # How the service uses it

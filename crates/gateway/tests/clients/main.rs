@@ -3,8 +3,10 @@
 //! Each client repairs a file and runs a test, in a folder of its own. A fake engine replays what its model should
 //! say; the service records the calls, once in the mode `observe` and once in the mode `exact`, there also with an
 //! engine whose answers arrive in pieces. Then each trained token is compared with the context that it was sampled
-//! in. At last it is killed in each of its calls and started again. Arguments are names of clients, and `--record` to write what they sent to `recordings`, which `make test`
-//! sends again. With `--slow` each client meets an engine that needs minutes for an answer and nothing else:
+//! in. At last it is killed in each of its calls and started again.
+//!
+//! Arguments are names of clients, and `--record` to write what they sent to `recordings`, which `make test` sends
+//! again. With `--slow` each client meets an engine that needs minutes for an answer and nothing else:
 //! `make outside NAME=clients CLIENTS="--slow codex"`. The name `openhands_group` stands for a whole group of
 //! OpenHands that is trained: `make outside NAME=openhands`.
 
