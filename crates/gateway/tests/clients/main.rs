@@ -24,7 +24,7 @@ use std::{
 
 use anyhow::{Context as _, bail, ensure};
 use forebay_fake_engine::{Received, tokenizer::decode};
-use forebay_wire::{SessionAssembly, SessionResume};
+use forebay_wire::{SessionAssembly, SessionOpened, SessionResume};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -293,31 +293,7 @@ async fn run(client: &Client, installed: &Installed, thinks: bool, mode: Mode, c
             tokio::try_join!(play(&place), cut)?;
         }
         Course::Killed => {
-            let mut key = session.key.clone();
-            loop {
-                recorder.open_for(kills);
-                let mut running = start(&place, &key)?;
-                let waits = async {
-                    recorder.held().await;
-                    stall(true);
-                    recorder.open_for(usize::MAX);
-                    service.engine.wait(|log| log.stalled > 0).await;
-                };
-                let is_done = tokio::select! {
-                    ended = running.end() => ended.map(|()| true)?,
-                    () = waits => false,
-                };
-                if is_done {
-                    break;
-                }
-                running.kill().await?;
-                stall(false);
-                service.engine.wait(|log| log.stalled == 0).await;
-                kills += 1;
-                place.restore()?;
-                of_dead = recorder.exchanges().len();
-                key = service.client.resume_session(&session.session_id, &SessionResume::default()).await?.key;
-            }
+            (kills, of_dead) = survive(&service, &recorder, &place, &session, start).await?;
             check_task(&place.task).await?;
         }
         Course::Slow => {
@@ -354,6 +330,43 @@ async fn run(client: &Client, installed: &Installed, thinks: bool, mode: Mode, c
     // Probes of the engine have other texts.
     let asked = log.received.iter().filter(|request| asks_about_the_task(request)).count();
     Ok(Run { thinks, mode, steps, exchanges, asked, kills, assembly, folders, session: session.session_id })
+}
+
+/// Starts a client until it ends, and kills it in its n-th call when it was killed n - 1 times before. Returns the number of
+/// kills, and how many exchanges are those of killed ones.
+async fn survive(
+    service: &Service,
+    recorder: &Recorder,
+    place: &Place,
+    session: &SessionOpened,
+    start: impl Fn(&Place, &str) -> anyhow::Result<process::Running>,
+) -> anyhow::Result<(usize, usize)> {
+    let stall = |is_on: bool| service.engine.switch(|switches| switches.stall = is_on);
+    let (mut kills, mut of_dead, mut key) = (0, 0, session.key.clone());
+    loop {
+        recorder.open_for(kills);
+        let mut running = start(place, &key)?;
+        let waits = async {
+            recorder.held().await;
+            stall(true);
+            recorder.open_for(usize::MAX);
+            service.engine.wait(|log| log.stalled > 0).await;
+        };
+        let is_done = tokio::select! {
+            ended = running.end() => ended.map(|()| true)?,
+            () = waits => false,
+        };
+        if is_done {
+            return Ok((kills, of_dead));
+        }
+        running.kill().await?;
+        stall(false);
+        service.engine.wait(|log| log.stalled == 0).await;
+        kills += 1;
+        place.restore()?;
+        of_dead = recorder.exchanges().len();
+        key = service.client.resume_session(&session.session_id, &SessionResume::default()).await?.key;
+    }
 }
 
 /// Runs the test of the task, which the client should have repaired.
