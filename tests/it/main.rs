@@ -44,6 +44,7 @@ mod line;
 mod lineage;
 mod maintenance;
 mod max_resumes;
+mod media;
 mod waiting_consumers;
 // The peak memory of a process is available only on Linux.
 #[cfg(target_os = "linux")]

@@ -49,7 +49,7 @@ use crate::{
     routes::{
         admissions, batches, console, evals, groups, imports, keys,
         looking::{content, exports, filters, journal, series, steps, why},
-        operations, policies, samples, score_leases, scores, sessions,
+        media, operations, policies, samples, score_leases, scores, sessions,
         tokenizers::{self, Tokenizers},
         trajectories, whoami,
     },
@@ -229,6 +229,7 @@ fn routes() -> OpenApiRouter<Api> {
     OpenApiRouter::with_openapi(openapi::document())
         .routes(routes!(trajectories::post, trajectories::get))
         .routes(routes!(imports::post))
+        .routes(routes!(media::put, media::get))
         .routes(routes!(admissions::post))
         .routes(routes!(scores::post, scores::get))
         .routes(routes!(score_leases::lease))

@@ -9,6 +9,7 @@ pub(crate) mod groups;
 pub(crate) mod imports;
 pub(crate) mod keys;
 pub(crate) mod looking;
+pub(crate) mod media;
 pub(crate) mod operations;
 pub mod policies;
 pub(crate) mod samples;

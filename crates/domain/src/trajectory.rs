@@ -12,6 +12,7 @@ use forebay_wire::{self as wire, Requirement, Retries, Sampling, Segment, Status
 use serde_json::value::RawValue;
 
 use crate::{
+    blobs::{self, BlobDigest},
     credit::{self, Turn},
     evals::Evaluates,
     formats::{
@@ -64,6 +65,8 @@ pub struct Trajectory {
     pub sampling: Sampling,
     pub segments: Vec<Segment>,
     pub messages: Option<Box<RawValue>>,
+    /// The media that its messages name, each once.
+    pub media: Vec<BlobDigest>,
     pub content: ContentDigest,
     /// What became of its turns, if it was posted as turns.
     pub assembly: Option<wire::Assembly>,
@@ -261,6 +264,9 @@ impl Trajectory {
         turns::check(&sent, limits, &mut found);
         let messages = found.json("/messages", sent.messages.as_deref(), usize::MAX, JsonKind::Array);
         let metadata = found.json("/metadata", sent.metadata.as_deref(), limits.metadata_bytes_max, JsonKind::Object);
+        let media = sent.messages.as_deref().map_or_else(Vec::new, |messages| blobs::named_in(messages.get()));
+        let most = format!("must name at most {} media", blobs::NAMED_MAX);
+        found.require(media.len() <= blobs::NAMED_MAX, "/messages", &most);
         if !found.0.is_empty() {
             return Ok(Err(found.0));
         }
@@ -294,6 +300,7 @@ impl Trajectory {
                 sampling: sent.sampling,
                 segments: sent.segments,
                 messages: sent.messages,
+                media: media.clone(),
                 content,
                 assembly,
                 others,

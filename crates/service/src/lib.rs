@@ -6,12 +6,14 @@
 //! - [`admission`], [`ingest`], [`lease`], [`reading`], [`samples`], [`lineage`], [`sweep`], in the order in which a rollout
 //!   passes them; [`session`] records the calls of agents, for which [`teachers`] and [`conversations`] are the connections
 //!   to models. [`scores`] come later, and [`evals`] are of rollouts that only measure.
+//! - [`blobs`] are uploaded once, and rollouts name them.
 //! - [`policies`]: their rules. [`looking`]: everything that only reads.
 //! - [`waiting`]: who waits for what. [`service_time`]: the clock that replicas share.
 //! - [`keyring`]: the keys of the store, kept in memory.
 
 pub mod admission;
 
+pub mod blobs;
 pub mod ingest;
 
 pub mod session;

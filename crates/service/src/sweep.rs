@@ -21,6 +21,7 @@ use forebay_store::{
     error::StoreError,
     ops::{
         admission::ExpireAdmissions,
+        blobs::RetireBlobs,
         group::{DecideOverdue, OverdueGroups},
         session::sweep::RetireSessions,
         sweep::{AnythingDue, DiscardStragglers, ExpireLeases, Probe, Retire},
@@ -49,6 +50,9 @@ const CARE_FAILED_PAUSE: Duration = Duration::from_secs(10);
 
 /// The most rows of one kind that one transaction of a sweep changes.
 const SLICE: u32 = 1_000;
+
+/// The same for uploads, each of which has up to 64 pieces.
+const BLOBS: u32 = 16;
 
 impl Buffer {
     /// Sweeps until the future is dropped. Expired leases come back within a second.
@@ -133,6 +137,7 @@ impl Buffer {
         decide_overdue_groups(self).await?;
         while self.store.write(ExpireAdmissions { now: self.clock.now(), limit: SLICE }).await? >= u64::from(SLICE) {}
         while self.store.write(Retire { now: self.clock.now(), limit: SLICE }).await? >= u64::from(SLICE) {}
+        while self.store.write(RetireBlobs { now: self.clock.now(), limit: BLOBS }).await? >= u64::from(BLOBS) {}
         while self.store.write(RetireSessions { now: self.clock.now(), limit: SLICE }).await? >= u64::from(SLICE) {}
         while self.store.write(DiscardStragglers { now: self.clock.now(), limit: SLICE }).await? >= u64::from(SLICE) {}
         Ok(())

@@ -98,7 +98,7 @@ impl ObjectCare {
             proved_s: AtomicI64::new(NEVER),
             grace_s,
             metrics,
-            examined: AtomicI64::new(0),
+            examined: AtomicI64::new(i64::MIN),
             orphans: Mutex::new(Orphans { looked_s: None, from_s, suspects: Vec::new() }),
         };
         care.stand(standing);

@@ -30,6 +30,7 @@ mod session;
 mod text;
 mod trajectory;
 mod turn;
+mod upload;
 mod why;
 
 pub use admission::{Admission, AdmissionRequest};
@@ -86,6 +87,7 @@ pub use trajectory::{
     BulkLine, Receipt, ReceiptGroup, Sampling, Segment, Status, Trajectory, TurnSpan, Verdict, VersionSpan,
 };
 pub use turn::{Assembly, DroppedCalls, Turn};
+pub use upload::Upload;
 pub use why::{
     IdKind, IdMatch, IdWhy, LifeStep, Overview, OverviewPolicy, OverviewReward, OverviewStaleness, PolicyCondition,
     PolicyWhy, WhyCause, WhyFinding, WhyNumbers,

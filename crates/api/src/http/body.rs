@@ -12,7 +12,7 @@ use bytes::Bytes;
 use forebay_bounds::{
     budget::{
         Budget, Owner, Shares,
-        arriving::{self, Arriving, Unread},
+        arriving::{self, Arriving, InParts, Unread},
         collected::{Collected, NoMemory},
     },
     work,
@@ -54,6 +54,9 @@ const TURN: Duration = Duration::from_secs(1);
 
 /// How long the rest of a refused body is read and discarded.
 const UNREAD_BODY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// What a body that is read in parts has in memory at once, so that it finds room or waits before the first part.
+const PART_BYTES: u64 = 4 << 20;
 
 /// The first room for a body that is decompressed. It doubles when it is full.
 const FIRST_BYTES: usize = 64 << 10;
@@ -119,7 +122,7 @@ pub fn unsupported(detail: &str) -> Failure {
         .detail(detail)
 }
 
-fn too_large(detail: String) -> Failure {
+pub(crate) fn too_large(detail: String) -> Failure {
     Failure::new(StatusCode::PAYLOAD_TOO_LARGE, "too-large", "The body is too large").detail(detail)
 }
 
@@ -236,13 +239,44 @@ async fn read_whole(
     work::on_thread(expand).await.map_err(|_| stopped())?
 }
 
+/// Refuses a body that is compressed, where its bytes are taken as they are.
+pub(crate) fn refuse_coding(headers: &HeaderMap) -> Result<(), Failure> {
+    match coding(headers)? {
+        Coding::Identity => Ok(()),
+        Coding::Gzip | Coding::Zstd => Err(unsupported("this call does not accept a Content-Encoding")),
+    }
+}
+
+/// A body that is read in parts, each of which takes its bytes from the budget.
+pub(crate) async fn in_parts(
+    budget: &Budget,
+    owner: Owner,
+    limits: BodyLimits,
+    announced: u64,
+) -> Result<InParts, Failure> {
+    // Parts of it are in memory, so only they are compared with the limit of a body.
+    let limits = arriving::Limits { bytes_max: usize::MAX, timeout: limits.read_timeout, turn: TURN, patience: TURN };
+    let mut arriving = Arriving::new(budget, Some(owner), Some(announced.min(PART_BYTES) as usize), limits);
+    arriving.admit().await.map_err(unread_part)?;
+    Ok(arriving.in_parts())
+}
+
+/// Why a part of a body was not read, as an answer.
+pub(crate) fn unread_part(unread: Unread) -> Failure {
+    refused(unread, usize::MAX)
+}
+
+pub(crate) fn incomplete() -> Failure {
+    Failure::new(StatusCode::BAD_REQUEST, "incomplete-body", "The body did not arrive whole")
+}
+
 /// Why a body was not read, as an answer.
 fn refused(unread: Unread, max: usize) -> Failure {
     match unread {
         Unread::TooLarge => over(max),
         Unread::Full => overloaded(),
         Unread::NoMemory => NoMemory.into(),
-        Unread::Incomplete => Failure::new(StatusCode::BAD_REQUEST, "incomplete-body", "The body did not arrive whole"),
+        Unread::Incomplete => incomplete(),
         Unread::Late(_) | Unread::Slow => {
             let failure = Failure::new(StatusCode::REQUEST_TIMEOUT, "body-timeout", "The body took too long to arrive");
             failure.detail(format!("the body {}", unread.too_slow().unwrap_or_default()))
@@ -269,7 +303,7 @@ impl Paid {
     }
 }
 
-fn declared_length(headers: &HeaderMap) -> Option<usize> {
+pub(crate) fn declared_length(headers: &HeaderMap) -> Option<usize> {
     headers.get(header::CONTENT_LENGTH)?.to_str().ok()?.parse().ok()
 }
 
@@ -459,9 +493,7 @@ async fn small_bytes(
     price: fn(&[u8]) -> usize,
 ) -> Result<Bytes, Failure> {
     let (parts, mut body) = request.into_parts();
-    if coding(&parts.headers)? != Coding::Identity {
-        return Err(unsupported("this call does not accept a Content-Encoding"));
-    }
+    refuse_coding(&parts.headers)?;
     let limits = arriving::Limits {
         bytes_max,
         timeout: api.limits.read_timeout,

@@ -6,6 +6,7 @@ use axum::{
 };
 use forebay_domain::{
     access::{Grant, key::KeyId},
+    blobs::{BlobDigest, InvalidDigest},
     clock::Timestamp,
     ids::{BatchId, Epoch, InvalidId, PolicyName, SessionId, Step, Version},
     pages::{Cursor, Order},
@@ -83,6 +84,18 @@ impl FromRequestParts<Api> for SuitePath {
         let path = axum::extract::Path::<(String, String)>::from_request_parts(parts, api).await;
         let (name, suite) = path.map_err(|error: PathRejection| Failure::invalid("", error.body_text()))?.0;
         Ok(Self(policy(&grant, "policy", Some(&name))?, suite))
+    }
+}
+
+/// The digest of an upload in a path.
+pub(crate) struct DigestPath(pub(crate) BlobDigest);
+
+impl FromRequestParts<Api> for DigestPath {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, api: &Api) -> Result<Self, Failure> {
+        let text = path(parts, api).await?;
+        text.parse().map(Self).map_err(|error: InvalidDigest| Failure::invalid("digest", error.to_string()))
     }
 }
 

@@ -4,6 +4,8 @@
 //! | calls | produce | score | train | read | admin |
 //! |---|---|---|---|---|---|
 //! | `POST /admissions`, `POST /trajectories`, `POST /imports/{format}` | x | | | | x |
+//! | `PUT /media/{digest}` | x | | | | x |
+//! | `GET /media/{digest}` | x | x | x | x | x |
 //! | `POST /sessions`, resume, saved states, finish, abort | x | | | | x |
 //! | `POST /scores` | x | x | | | x |
 //! | `POST /scores/leases`, extend, `POST /scores/retry` | | x | | | x |
@@ -51,6 +53,8 @@ const ROUTES: &[(&str, &str, Needs)] = &[
     ("POST", "/admissions", By(&[Produce, Admin])),
     ("POST", "/trajectories", By(&[Produce, Admin])),
     ("POST", "/imports/{format}", By(&[Produce, Admin])),
+    ("PUT", "/media/{digest}", By(&[Produce, Admin])),
+    ("GET", "/media/{digest}", By(&[Produce, Score, Train, Read, Admin])),
     ("GET", "/trajectories", By(&[Produce, Score, Read, Admin])),
     ("POST", "/scores", By(&[Produce, Score, Admin])),
     ("POST", "/scores/leases", By(&[Score, Admin])),

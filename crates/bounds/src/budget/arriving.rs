@@ -122,15 +122,7 @@ impl Arriving {
         let length = self.announced.unwrap_or(self.limits.bytes_max);
         let mut collected = Collected::new(length);
         loop {
-            let data = match tokio::time::timeout_at(pace.next_check(), body.frame()).await {
-                Ok(Some(frame)) => frame.map_err(|_| Unread::Incomplete)?.into_data().unwrap_or_default(),
-                Ok(None) => break,
-                Err(_) => {
-                    pace.check(Instant::now())?;
-                    continue;
-                }
-            };
-            pace.arrived(data.len());
+            let Some(data) = pace.frame(body).await? else { break };
             let needed = collected.length() + data.len();
             if needed > self.limits.bytes_max {
                 return Err(Unread::TooLarge);
@@ -147,6 +139,12 @@ impl Arriving {
         }
         self.shares.shrink(collected.length());
         Ok((collected.into_bytes(), self.shares))
+    }
+
+    /// The body in parts, so that one of any length is never held as a whole.
+    pub fn in_parts(self) -> InParts {
+        let pace = Pace::new(Instant::now(), self.limits.timeout);
+        InParts { arriving: self, pace, left: Bytes::new() }
     }
 
     /// A capacity that has room for what has arrived. It doubles, up to the length that is announced.
@@ -169,6 +167,61 @@ impl Arriving {
     }
 }
 
+/// A body that is read in parts.
+pub struct InParts {
+    arriving: Arriving,
+    pace: Pace,
+    /// What arrived with the last part and belongs to the next one.
+    left: Bytes,
+}
+
+impl InParts {
+    /// Reads the next part, which has shares of its own. It is shorter only at the end of the body, where it may be empty.
+    pub async fn next(
+        &mut self,
+        body: &mut (impl Body<Data = Bytes> + Unpin),
+        bytes: usize,
+    ) -> Result<(Bytes, Shares), Unread> {
+        let mut collected = Collected::new(bytes);
+        let (mut shares, mut paid) = (Shares::default(), 0);
+        while collected.length() < bytes {
+            if self.left.is_empty() {
+                let Some(data) = self.pace.frame(body).await? else { break };
+                self.left = data;
+            }
+            let data = self.left.split_to(self.left.len().min(bytes - collected.length()));
+            let needed = collected.length() + data.len();
+            if paid < needed {
+                let missing = needed.max((2 * paid).min(bytes)) - paid;
+                let began = Instant::now();
+                self.arriving.taker.is_large |= bytes > SMALL_BYTES_MAX;
+                let share =
+                    self.arriving.budget.grow(&self.arriving.taker, missing, self.arriving.limits.patience).await?;
+                self.pace.pause(began.elapsed());
+                paid += share.bytes();
+                shares.push(share);
+            }
+            collected.reserve(paid)?;
+            collected.extend(&data);
+        }
+        shares.shrink(collected.length());
+        Ok((collected.into_bytes(), shares))
+    }
+
+    /// Reads bytes and drops them. Returns whether there were as many.
+    pub async fn skip(&mut self, body: &mut (impl Body<Data = Bytes> + Unpin), mut bytes: u64) -> Result<bool, Unread> {
+        while bytes > 0 {
+            if self.left.is_empty() {
+                let Some(data) = self.pace.frame(body).await? else { return Ok(false) };
+                self.left = data;
+            }
+            let skipped = self.left.split_to(self.left.len().min(usize::try_from(bytes).unwrap_or(usize::MAX)));
+            bytes -= skipped.len() as u64;
+        }
+        Ok(true)
+    }
+}
+
 /// How fast a body arrives.
 struct Pace {
     timeout: Duration,
@@ -185,6 +238,21 @@ impl Pace {
 
     fn arrived(&mut self, bytes: usize) {
         self.bytes += bytes;
+    }
+
+    /// Waits for the next bytes of a body; none at its end.
+    async fn frame(&mut self, body: &mut (impl Body<Data = Bytes> + Unpin)) -> Result<Option<Bytes>, Unread> {
+        loop {
+            match tokio::time::timeout_at(self.next_check(), body.frame()).await {
+                Ok(Some(frame)) => {
+                    let data = frame.map_err(|_| Unread::Incomplete)?.into_data().unwrap_or_default();
+                    self.arrived(data.len());
+                    return Ok(Some(data));
+                }
+                Ok(None) => return Ok(None),
+                Err(_) => self.check(Instant::now())?,
+            }
+        }
     }
 
     fn next_check(&self) -> Instant {

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use forebay_wire::{self as wire, Retries};
 
 use crate::{
+    blobs::BlobDigest,
     evals::Evaluates,
     evaluation::LatestEvaluation,
     formats::{canonical::ContentDigest, payload::Payload},
@@ -33,6 +34,8 @@ pub struct NewRollout {
     pub admission_id: Option<AdmissionId>,
     /// Canonical content.
     pub content: ContentDigest,
+    /// The media that its messages name, which must be there when it is stored.
+    pub media: Vec<BlobDigest>,
     /// Whether it is refused if its group is decided. Otherwise it is then stored with the verdict `late`.
     pub only_open: bool,
     /// The latest result of its filters.
@@ -83,6 +86,7 @@ impl NewRollout {
             execution_id: trajectory.execution_id.unwrap_or_else(ExecutionId::mint),
             admission_id: trajectory.admission_id,
             content: trajectory.content,
+            media: trajectory.media,
             only_open: false,
             evaluation: LatestEvaluation::default(),
             form: Form { facts: trajectory.facts, payload, assembly: trajectory.assembly },
@@ -92,6 +96,8 @@ impl NewRollout {
 
     /// Adds what only the calls of a session say.
     pub fn mark(&mut self, marks: Marks) {
+        // An engine cannot fetch our addresses, so none was sent to it: what looks like one is what a model wrote.
+        self.media = Vec::new();
         let facts = &mut self.form.facts;
         facts.versions.spans_assumed |= marks.version_assumed;
         facts.sampled_nothing |= marks.sampled_nothing;

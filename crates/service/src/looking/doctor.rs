@@ -4,7 +4,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use forebay_bounds::work;
 use forebay_domain::{
+    blobs,
     formats::payload::Payload,
     ids::GroupPk,
     looking::diagnosis::{Contradiction, Examination, PayloadPlaces},
@@ -18,7 +20,7 @@ use forebay_domain::{
 use forebay_store::{
     Store,
     error::StoreError,
-    ops::looking::examine::{Examine, GroupMembers},
+    ops::looking::examine::{Examine, GroupMembers, Uploads},
 };
 
 use crate::payloads::read_payloads;
@@ -99,6 +101,7 @@ pub async fn examine(store: &Store, progress: impl FnMut(u64)) -> Result<Diagnos
     diagnosis.parts.insert(0, file);
     diagnosis.parts.push(places(store.payload_places().await?));
     diagnosis.parts.push(contents(store, progress).await?);
+    diagnosis.parts.push(uploads(store).await?);
     Ok(diagnosis)
 }
 
@@ -201,6 +204,36 @@ async fn contents(store: &Store, mut progress: impl FnMut(u64)) -> Result<Part, 
     }
     let extent = format!("{rollouts} rollouts, {bytes} bytes unpacked");
     Ok(Part { name: "contents", extent, findings: findings.into_entries() })
+}
+
+/// Compares every piece of every upload with its digest.
+async fn uploads(store: &Store) -> Result<Part, StoreError> {
+    let (mut count, mut bytes) = (0_u64, 0);
+    let mut findings = Findings::default();
+    let mut after = None;
+    loop {
+        let page = store.read(Uploads { after, limit: GROUPS }).await?;
+        let Some((last, _)) = page.last() else { break };
+        after = Some(*last);
+        for (key, blob) in page {
+            count += 1;
+            bytes += blob.stored;
+            let mut damaged = 0_u64;
+            for index in 0..blobs::pieces(blob.stored) {
+                // A missing piece is reported with the structure, and a file that cannot be read is damage like any other.
+                let read = store.payloads(vec![key.piece(index)]).await;
+                let is_intact = work::on_thread(move || match read {
+                    Ok(read) => read.iter().all(|stored| blobs::is_intact(blob.bytes, index, &stored.payload)),
+                    Err(_) => false,
+                });
+                damaged += u64::from(!is_intact.await.map_err(|_| StoreError::Closed)?);
+            }
+            let digest = blob.digest;
+            findings.add((damaged > 0).then(|| format!("upload {digest}: {damaged} pieces are damaged")));
+        }
+    }
+    let extent = format!("{count} uploads, {bytes} bytes");
+    Ok(Part { name: "uploads", extent, findings: findings.into_entries() })
 }
 
 /// Reads the payloads of a page, and says which cannot be read. A file or an object that cannot be read is damage like any

@@ -5,6 +5,7 @@
 
 pub mod admission;
 mod batch;
+pub mod blobs;
 mod bounded_scan;
 pub mod claim;
 pub mod clock;

@@ -197,9 +197,10 @@ impl Op for ReadPayloads {
     async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
         const SELECT_PAYLOADS: Statement = among_keys!(
             "-- select_payloads
-            SELECT y.rollout_pk, y.codec, y.digest, y.body, y.file, y.start, y.length, r.unpacked_bytes
+            SELECT y.rollout_pk, y.codec, y.digest, y.body, y.file, y.start, y.length,
+                CAST(COALESCE(r.unpacked_bytes, y.length, LENGTH(y.body)) AS BIGINT) AS unpacked_bytes
             FROM payload AS y
-            JOIN rollout AS r ON r.rollout_pk = y.rollout_pk
+            LEFT JOIN rollout AS r ON r.rollout_pk = y.rollout_pk
             WHERE y.rollout_pk"
         );
         let keys = key_list(self.0.iter().map(|rollout| rollout.0));

@@ -32,7 +32,7 @@ use std::{
 
 use self::turns::KnownTurns;
 use super::{
-    evals,
+    blobs, evals,
     group::{self, LockedGroup},
     looking::ledger,
     places::{count_released, read_place},
@@ -737,7 +737,7 @@ async fn settle(
     tx.tallies().rewarded(group.policy_pk, decision.reward.filter(|_| is_judged));
     count(tx.tallies(), group, waiting, verdict, decision.reason.as_deref().unwrap_or_default(), now);
     let deletes = !verdict.takes_place() && group.rules.retention.dropped_s == 0;
-    if deletes { delete_payloads(tx, vec![waiting.rollout_pk.0]).await } else { Ok(Vec::new()) }
+    if deletes { delete_payloads(tx, vec![waiting.rollout_pk.0], now).await } else { Ok(Vec::new()) }
 }
 
 /// Changes the counts for a rollout that got its final verdict.
@@ -762,7 +762,7 @@ fn count(
 }
 
 /// Deletes the payloads of rollouts. Returns the places of those that are outside of the database.
-async fn delete_payloads(tx: &mut Tx<'_>, rollouts: Vec<i64>) -> Result<Vec<Place>, StoreError> {
+async fn delete_payloads(tx: &mut Tx<'_>, rollouts: Vec<i64>, now: Timestamp) -> Result<Vec<Place>, StoreError> {
     const DROP_PAYLOADS: Statement = among_keys!(
         "-- drop_payloads
         DELETE FROM payload
@@ -771,9 +771,10 @@ async fn delete_payloads(tx: &mut Tx<'_>, rollouts: Vec<i64>) -> Result<Vec<Plac
         RETURNING file, start, length"
     );
     let mut places = Vec::new();
-    for mut row in tx.fetch_all(DROP_PAYLOADS, args![key_list(rollouts)]).await? {
+    for mut row in tx.fetch_all(DROP_PAYLOADS, args![key_list(rollouts.iter().copied())]).await? {
         places.extend(read_place(&mut row)?);
     }
+    blobs::release(tx, rollouts, now).await?;
     Ok(places)
 }
 
@@ -914,7 +915,7 @@ async fn drop_page(tx: &mut Tx<'_>, group: &mut LockedGroup, keys: Vec<i64>, now
         count(tx.tallies(), group, waiting, Verdict::Dropped, reasons::UNSCORED, now);
     }
     if group.rules.retention.dropped_s == 0 {
-        let places = delete_payloads(tx, keys).await?;
+        let places = delete_payloads(tx, keys, now).await?;
         count_released(tx, &places, now).await?;
     }
     Ok(())

@@ -14,7 +14,7 @@ use forebay_domain::{
 
 use super::{
     batch::{self, select_batches},
-    group, journal, members_state,
+    blobs, group, journal, members_state,
     places::{count_released, read_place},
     policy, tallies,
 };
@@ -66,6 +66,7 @@ impl Op for AnythingDue {
                 WHEN (SELECT MIN(due_us) FROM session WHERE due_us IS NOT NULL) <= $1 THEN 1
                 WHEN (SELECT MIN(purge_us) FROM session WHERE purge_us IS NOT NULL) <= $1 THEN 1
                 WHEN (SELECT MIN(forget_us) FROM session WHERE forget_us IS NOT NULL) <= $1 THEN 1
+                WHEN (SELECT MIN(expires_us) FROM blob WHERE expires_us IS NOT NULL) <= $1 THEN 1
                 WHEN (SELECT MIN(minute) FROM recent) <= $2 THEN 1
                 WHEN EXISTS (
                     SELECT 1
@@ -217,6 +218,7 @@ async fn purge(tx: &mut Tx<'_>, now: Timestamp, limit: u32) -> Result<u64, Store
     );
     let rows = tx.fetch_all(LOCK_PURGEABLE, args![now, limit]).await?;
     let purged = rows.len() as u64;
+    let mut rollouts = Vec::new();
     for mut row in rows {
         let group_pk: i64 = row.get("group_pk")?;
         let rules = tx.rules(row.get("rules_pk")?).await?;
@@ -224,28 +226,32 @@ async fn purge(tx: &mut Tx<'_>, now: Timestamp, limit: u32) -> Result<u64, Store
         // gap.
         let unsettled = row.get::<bool>("unsettled")?;
         let forget_at = (!unsettled).then(|| now.plus_seconds(rules.retention.tombstone_s));
-        delete_payloads(tx, group_pk, now).await?;
+        rollouts.extend(delete_payloads(tx, group_pk, now).await?);
         tx.guarded(MARK_PURGED, args![group_pk, now, forget_at], 1).await?;
     }
+    blobs::release(tx, rollouts, now).await?;
     Ok(purged)
 }
 
-async fn delete_payloads(tx: &mut Tx<'_>, group_pk: i64, now: Timestamp) -> Result<(), StoreError> {
+/// Deletes the payloads of a group. Returns the rollouts that had them.
+async fn delete_payloads(tx: &mut Tx<'_>, group_pk: i64, now: Timestamp) -> Result<Vec<i64>, StoreError> {
     const DELETE_PAYLOADS: Statement = Statement {
         sqlite: "-- delete_payloads
             DELETE FROM payload
             WHERE rollout_pk IN (SELECT rollout_pk FROM rollout WHERE group_pk = $1)
-            RETURNING file, start, length",
+            RETURNING rollout_pk, file, start, length",
         postgres: "-- delete_payloads
             DELETE FROM payload
             WHERE rollout_pk = ANY (ARRAY(SELECT rollout_pk FROM rollout WHERE group_pk = $1))
-            RETURNING file, start, length",
+            RETURNING rollout_pk, file, start, length",
     };
-    let mut places = Vec::new();
+    let (mut rollouts, mut places) = (Vec::new(), Vec::new());
     for mut row in tx.fetch_all(DELETE_PAYLOADS, args![group_pk]).await? {
+        rollouts.push(row.get("rollout_pk")?);
         places.extend(read_place(&mut row)?);
     }
-    count_released(tx, &places, now).await
+    count_released(tx, &places, now).await?;
+    Ok(rollouts)
 }
 
 /// Deletes tombstones that are due. Their rollouts are counted as forgotten.
@@ -278,20 +284,22 @@ async fn forget(tx: &mut Tx<'_>, now: Timestamp, limit: u32) -> Result<u64, Stor
         let policy = policy::lock_by_key(tx, row.get("policy_pk")?).await?;
         locked.push(policy.policy_pk);
     }
-    let mut forgotten = 0;
+    let (mut forgotten, mut rollouts) = (0, Vec::new());
     for mut row in tx.fetch_all(LOCK_FORGETTABLE, args![now, limit]).await? {
         let policy = row.get("policy_pk")?;
         // If another replica has deleted some of these tombstones, others are selected in their place. They wait for
         // the next slice.
         if locked.contains(&policy) {
-            forget_group(tx, policy, row, now).await?;
+            rollouts.extend(forget_group(tx, policy, row, now).await?);
             forgotten += 1;
         }
     }
+    blobs::release(tx, rollouts, now).await?;
     Ok(forgotten)
 }
 
-async fn forget_group(tx: &mut Tx<'_>, policy: PolicyPk, mut row: Row, now: Timestamp) -> Result<(), StoreError> {
+/// Deletes the tombstone of a group. Returns the rollouts that still had payloads.
+async fn forget_group(tx: &mut Tx<'_>, policy: PolicyPk, mut row: Row, now: Timestamp) -> Result<Vec<i64>, StoreError> {
     const FORGET_SCORES: Statement = Statement {
         sqlite: "-- forget_scores
             DELETE FROM score
@@ -339,7 +347,7 @@ async fn forget_group(tx: &mut Tx<'_>, policy: PolicyPk, mut row: Row, now: Time
     );
     let group_pk: i64 = row.get("group_pk")?;
     let carriers = tx.fetch_all(SELECT_CARRIERS, args![group_pk]).await?;
-    delete_payloads(tx, group_pk, now).await?;
+    let with_payloads = delete_payloads(tx, group_pk, now).await?;
     for statement in
         [FORGET_EVAL_ROLLOUTS, FORGET_SCORES, FORGET_TURN_SCORES, FORGET_ROLLOUTS, FORGET_PLACES, FORGET_GROUP]
     {
@@ -357,7 +365,7 @@ async fn forget_group(tx: &mut Tx<'_>, policy: PolicyPk, mut row: Row, now: Time
     tallies.rollouts(policy, RolloutState::Dropped, -dropped);
     tallies.rollouts(policy, RolloutState::Late, -late);
     tallies.add(policy, Tally::Forgotten, rollouts + dropped + late);
-    Ok(())
+    Ok(with_payloads)
 }
 
 /// Deletes a batch with the last of its groups.
@@ -433,7 +441,7 @@ impl Op for Probe {
             sqlite: "-- reach_tables\nSELECT 1 AS reached",
             postgres: "-- reach_tables
                 LOCK TABLE policy, rollout_group, rollout, payload, batch, batch_group, admission, tally, tally_change, recent,
-                    session, session_policy, session_key, session_call, session_saved, scoring, score
+                    session, session_policy, session_key, session_call, session_saved, scoring, score, blob, blob_use
                 IN ROW EXCLUSIVE MODE NOWAIT",
         };
         const PROBE: Statement = Statement::new("-- probe\nUPDATE policy SET run = run WHERE name = 'default'");

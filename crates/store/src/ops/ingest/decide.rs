@@ -7,6 +7,7 @@ use std::{
 
 use forebay_domain::{
     admission::{Gates, Room},
+    blobs::{BlobDigest, SCHEME},
     clock::Timestamp,
     evals::SUITES_MAX,
     evaluation::EvaluationRequest,
@@ -33,6 +34,7 @@ use super::{
 use crate::{
     ops::{
         admission::{Allowances, Rooms, added_backlog},
+        blobs::BlobPk,
         evals,
         group::{self, LockedGroup},
         session::EndedSession,
@@ -265,6 +267,7 @@ impl<'b> Decider<'b> {
                 return Err(evals::too_many_suites(format!("/{index}/suite")));
             }
         }
+        let media = self.media(index, new)?;
         let room = draft.rooms.of(incoming);
         self.take_group(draft, incoming, tallies)?;
         let group = draft.groups.get_mut(&group_key).expect("the group was just taken");
@@ -281,7 +284,7 @@ impl<'b> Decider<'b> {
         let decision = decide::decide(&group.locked.rules, new, room, policy.version, group.locked.fill);
         let decision = decision.ok_or_else(|| Refusal::NotEvaluated(Vec::new()))?;
         let rollout_pk = RolloutPk(self.snapshot.rollout_pks.next().expect("there is a key for every newcomer"));
-        let row = Arrived::new(rollout_pk, incoming, &group.locked, &decision);
+        let row = Arrived::new(rollout_pk, incoming, &group.locked, &decision, media);
         group.add(new, rollout_pk, &decision, row.live_bytes());
         if !decision.scoring.is_empty() {
             let due = self.now.plus_seconds(group.locked.rules.scores.timeout_s);
@@ -322,6 +325,22 @@ impl<'b> Decider<'b> {
         };
         draft.stored.insert(key, Stored::of(new, group, &receipt));
         Ok(receipt)
+    }
+
+    /// The blobs that a new rollout names, which must all be stored whole.
+    fn media(&self, index: usize, new: &NewRollout) -> Result<Vec<BlobPk>, Refusal> {
+        let found = |digest: &BlobDigest| {
+            self.snapshot.media.get(digest).copied().ok_or_else(|| {
+                Refusal::invalid(
+                    format!("/{index}/messages"),
+                    format!(
+                        "names `{SCHEME}{digest}`, which is not here: upload it whole with PUT /media/{digest} first, and not \
+                         more than a day before the rollout"
+                    ),
+                )
+            })
+        };
+        new.media.iter().map(found).collect()
     }
 
     /// The receipt for a retry, or the conflict with a different rollout of the same id.

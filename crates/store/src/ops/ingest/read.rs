@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use forebay_domain::{
     admission::{Backlog, room::NextBatch},
+    blobs::BlobDigest,
     clock::Timestamp,
     ids::{GroupPk, IdKey, PolicyName, PolicyPk, SessionPk},
     ingest::decide::RolloutDecision,
@@ -18,6 +19,7 @@ use crate::{
     error::StoreError,
     ops::{
         admission::{Allowances, StoredBacklog, next_batch},
+        blobs::{self, BlobPk},
         evals, fill, group, names, policy, read_json,
         session::{self, EndingSession},
         trained_versions,
@@ -39,6 +41,8 @@ pub(super) struct Snapshot {
     pub(super) suites: HashMap<PolicyPk, BTreeSet<String>>,
     /// Ids of rollouts that evaluate a policy and that rollouts which are trained have: one of both could not be looked up.
     pub(super) taken: HashSet<Keyed>,
+    /// The media that new rollouts name and that are stored whole.
+    pub(super) media: HashMap<BlobDigest, BlobPk>,
     /// The sessions that bundles end.
     pub(super) sessions: HashMap<SessionPk, EndingSession>,
     /// Keys for the rows of new rollouts, ascending.
@@ -99,6 +103,8 @@ impl Snapshot {
         let locked: HashSet<GroupPk> = groups.values().map(|group: &GroupWork| group.locked.group_pk).collect();
         let waits = |stored: &Stored| !stored.decision.scoring.is_empty() && locked.contains(&stored.group_pk);
         let stored = if stored.values().any(waits) { self::stored(tx, &policies, &all).await? } else { stored };
+        let media = newcomers.iter().flat_map(|incoming| &incoming.new.media).copied().collect();
+        let media = blobs::lock_named(tx, &media).await?;
         let named = newcomers.iter().map(|incoming| (policies[&incoming.new.policy].policy_pk, incoming.group_key));
         let mut seen = HashSet::new();
         let missing: Vec<Keyed> = named.filter(|key| !groups.contains_key(key) && seen.insert(*key)).collect();
@@ -114,6 +120,7 @@ impl Snapshot {
             allowances,
             suites,
             taken,
+            media,
             sessions,
         })
     }

@@ -5,7 +5,6 @@ use std::{
     sync::Arc,
 };
 
-use bytes::Bytes;
 use forebay_domain::{
     clock::Timestamp,
     credit,
@@ -29,11 +28,11 @@ use super::{
 use crate::{
     error::StoreError,
     ops::{
+        blobs::{self, BlobPk},
         evals::{self, NewEvaluation},
         group::{self, LockedGroup},
         scores, session,
     },
-    segment_files::Place,
     sql::{Arg, InsertRows, Statement, Tx, args, key_list},
 };
 
@@ -49,7 +48,9 @@ pub(super) async fn write(tx: &mut Tx<'_>, changes: Changes<'_>, now: Timestamp)
     let rows = arrived.iter().map(|row| row.args(advantages.remove(&row.rollout_pk).as_ref(), now)).collect();
     INSERT_ROLLOUTS.run(tx, rows).await?;
     let rows = arrived.iter().filter_map(|row| row.payload_args(tx)).collect();
-    INSERT_PAYLOADS.run(tx, rows).await?;
+    blobs::INSERT_PAYLOADS.run(tx, rows).await?;
+    let uses: Vec<_> = arrived.iter().flat_map(Arrived::uses).collect();
+    blobs::name(tx, &uses).await?;
     let rows = arrived.iter().filter_map(|row| row.scoring_args(now)).collect();
     scores::INSERT_SCORING.run(tx, rows).await?;
     let rows = arrived.iter().filter_map(|row| row.score_args(now)).collect();
@@ -121,6 +122,8 @@ pub(super) struct Arrived<'b> {
     run: Run,
     group_pk: GroupPk,
     keeps_payload: bool,
+    /// The blobs that it names.
+    media: Vec<BlobPk>,
     /// Whether the decision of its group reads its turns.
     compares_turns: bool,
     /// The rules of its group, if they use scores.
@@ -133,6 +136,7 @@ impl<'b> Arrived<'b> {
         incoming: &Incoming<'b>,
         group: &LockedGroup,
         decision: &RolloutDecision,
+        media: Vec<BlobPk>,
     ) -> Self {
         let LockedGroup { policy_pk, run, group_pk, rules, .. } = group;
         let delivered = decision.verdict.takes_place();
@@ -145,6 +149,7 @@ impl<'b> Arrived<'b> {
             run: *run,
             group_pk: *group_pk,
             keeps_payload: delivered || rules.retention.dropped_s > 0,
+            media,
             compares_turns: delivered && rules.compare_turns(),
             scored_by: rules.use_scores().then(|| Arc::clone(rules)),
         }
@@ -249,15 +254,16 @@ impl<'b> Arrived<'b> {
         Some(args![self.rollout_pk, REWARD, PRODUCER, true, reward, None::<String>, now])
     }
 
+    /// The blobs that are kept as long as its payload.
+    fn uses(&self) -> impl Iterator<Item = (RolloutPk, BlobPk)> {
+        self.media.iter().filter(|_| self.keeps_payload).map(|&blob| (self.rollout_pk, blob))
+    }
+
     fn payload_args(&self, tx: &mut Tx<'_>) -> Option<Vec<Arg>> {
         if !self.keeps_payload {
             return None;
         }
-        let payload = &self.form().payload;
-        let place = tx.place_payload(self.rollout_pk, payload);
-        let body = if place.is_some() { Bytes::new() } else { payload.body.clone() };
-        let [file, start, length] = Place::columns(place);
-        Some(args![self.rollout_pk, payload.codec, &payload.digest[..], body, file, start, length])
+        Some(blobs::payload_row(tx, self.rollout_pk, &self.form().payload))
     }
 }
 
@@ -270,9 +276,6 @@ static INSERT_ROLLOUTS: InsertRows = InsertRows::new(
         status, response_tokens, max_segment_tokens, components, segment_tokens, turns, turn_advantages,
         turn_calls",
 );
-
-static INSERT_PAYLOADS: InsertRows =
-    InsertRows::new("insert_payloads", "payload", "rollout_pk, codec, digest, body, file, start, length");
 
 /// Opens groups, in the order of their keys. If another replica opens one of them at the same time, this waits for its
 /// commit and then fails the unique index.

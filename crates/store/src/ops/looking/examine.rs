@@ -3,6 +3,7 @@
 
 use async_trait::async_trait;
 use forebay_domain::{
+    blobs::Blob,
     ids::{GroupPk, IdKey, PolicyName},
     looking::diagnosis::{Contradiction, Examination},
     samples::BatchMember,
@@ -15,6 +16,7 @@ use crate::{
     error::StoreError,
     op::Op,
     ops::{
+        blobs::{BlobPk, read_blob},
         policy::ReadTallies,
         samples::{read_members, select_members},
     },
@@ -71,7 +73,59 @@ const CONTRADICTIONS: &[(&str, Statement)] = &[
             "-- find_orphaned_payloads
             SELECT CAST(y.rollout_pk AS TEXT) AS name
             FROM payload AS y
-            WHERE NOT EXISTS (SELECT 1 FROM rollout AS r WHERE r.rollout_pk = y.rollout_pk)
+            WHERE y.rollout_pk >= 0 AND NOT EXISTS (SELECT 1 FROM rollout AS r WHERE r.rollout_pk = y.rollout_pk)
+            LIMIT $1",
+        ),
+    ),
+    (
+        "pieces of no upload",
+        Statement::new(
+            "-- find_orphaned_pieces
+            SELECT CAST(y.rollout_pk AS TEXT) AS name
+            FROM payload AS y
+            WHERE y.rollout_pk < 0
+                AND NOT EXISTS (
+                    SELECT 1
+                    FROM blob AS b
+                    WHERE b.blob_pk = -y.rollout_pk / 4096 AND (-y.rollout_pk % 4096) * 1048576 < b.stored
+                )
+            LIMIT $1",
+        ),
+    ),
+    (
+        "uploads that lack pieces",
+        Statement::new(
+            "-- find_uploads_without_pieces
+            SELECT CAST(b.blob_pk AS TEXT) AS name
+            FROM blob AS b
+            WHERE (b.stored + 1048575) / 1048576 <> (
+                SELECT COUNT(*)
+                FROM payload AS y
+                WHERE y.rollout_pk BETWEEN -(b.blob_pk * 4096 + 4095) AND -(b.blob_pk * 4096)
+            )
+            LIMIT $1",
+        ),
+    ),
+    (
+        "uploads that rollouts name and that are not whole, or whose deletion nobody looks after",
+        Statement::new(
+            "-- find_broken_uploads
+            SELECT CAST(b.blob_pk AS TEXT) AS name
+            FROM blob AS b
+            WHERE CASE
+                WHEN EXISTS (SELECT 1 FROM blob_use AS u WHERE u.blob_pk = b.blob_pk) THEN b.stored < b.bytes
+                ELSE b.expires_us IS NULL
+            END
+            LIMIT $1",
+        ),
+    ),
+    (
+        "rollouts that name uploads and have no payload",
+        Statement::new(
+            "-- find_uses_without_payload
+            SELECT CAST(u.rollout_pk AS TEXT) AS name
+            FROM blob_use AS u
+            WHERE NOT EXISTS (SELECT 1 FROM payload AS y WHERE y.rollout_pk = u.rollout_pk)
             LIMIT $1",
         ),
     ),
@@ -496,5 +550,30 @@ impl Op for GroupMembers {
         ));
         let rows = tx.fetch_all(SELECT_GROUP_MEMBERS, args![self.after, self.groups]).await?;
         read_members(tx, rows).await
+    }
+}
+
+/// Uploads behind another one, in the order of their keys.
+pub struct Uploads {
+    pub after: Option<BlobPk>,
+    pub limit: u32,
+}
+
+#[async_trait]
+impl Op for Uploads {
+    type Output = Vec<(BlobPk, Blob)>;
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
+        const SELECT_UPLOADS: Statement = Statement::new(
+            "-- select_uploads
+            SELECT blob_pk, digest, bytes, stored, media_type, expires_us
+            FROM blob
+            WHERE blob_pk > $1
+            ORDER BY blob_pk
+            LIMIT $2",
+        );
+        let after = self.after.map_or(0, BlobPk::as_i64);
+        let rows = tx.fetch_all(SELECT_UPLOADS, args![after, self.limit]).await?;
+        rows.into_iter().map(|mut row| read_blob(&mut row)).collect()
     }
 }

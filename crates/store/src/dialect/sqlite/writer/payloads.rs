@@ -61,7 +61,7 @@ impl Payloads {
             files,
             kind,
             file_bytes,
-            moving: Some(RolloutPk(0)),
+            moving: Some(RolloutPk(i64::MIN)),
             is_moving: Arc::new(AtomicBool::new(true)),
             emptying: None,
             damaged: HashSet::new(),

@@ -1,0 +1,458 @@
+//! `/media/{digest}`: images and other bytes that are uploaded once, and that messages name by their digest.
+//!
+//! Neither an upload nor an answer is ever in memory as a whole: parts of a few MiB are stored while the next one
+//! arrives, and sent while the next one is read. An upload that broke off goes on where it was: the digest of the bytes is
+//! its name, so it does not matter who sends which part.
+
+use std::{ops::Range, sync::Arc};
+
+use axum::{
+    Json as Answer,
+    body::Body,
+    extract::State,
+    http::{HeaderMap, HeaderValue, StatusCode, header},
+    response::{IntoResponse as _, Response},
+};
+use bytes::Bytes;
+use forebay_bounds::budget::{Shares, arriving::InParts, paid};
+use forebay_domain::{
+    blobs::{self, Blob, BlobDigest, KEPT_UNUSED_S, MEDIA_BYTES_MAX, PIECE_BYTES, SCHEME, UNUSED_BYTES_MAX},
+    refusal::Refusal,
+};
+use forebay_service::blobs::{FoundBlob, Stored};
+use forebay_wire::Upload;
+use futures::{StreamExt as _, stream};
+
+use crate::{
+    Api,
+    http::{
+        accept::knows,
+        body,
+        budgets::IsPaid,
+        guard::{Caller, owner},
+        pages::FIRST_PAGE_WAIT,
+        params::{self, DigestPath},
+        problem::Failure,
+    },
+    openapi::AnyContent,
+};
+
+/// Pieces that are stored by one commit, or sent together.
+const PART_PIECES: u64 = 4;
+
+/// The longest media type.
+const MEDIA_TYPE_BYTES_MAX: usize = 100;
+
+/// Upload an image
+///
+/// The name of an upload is the BLAKE3 digest of its bytes. A message names it as
+/// `{"type": "image_url", "image_url": {"url": "forebay:DIGEST"}}`, and it is kept as long as the payload of a rollout
+/// whose messages do, and for a day after the last PUT. To upload it again changes nothing.
+///
+/// A PUT that broke off has stored all but its last few MiB. A PUT of nothing with the header `Content-Range: bytes */TOTAL` says how
+/// many bytes are stored, and one with `Content-Range: bytes FIRST-LAST/TOTAL` goes on.
+#[utoipa::path(
+    put,
+    path = "/media/{digest}",
+    operation_id = "put_media",
+    tag = "agents",
+    params(
+        ("digest" = String, Path, description = "BLAKE3 digest of the bytes: 64 hexadecimal digits in lower case"),
+        ("Content-Range" = Option<String>, Header, description = "Which bytes these are: `bytes FIRST-LAST/TOTAL`, or `bytes */TOTAL` with no bytes"),
+    ),
+    request_body(content = AnyContent, content_type = "application/octet-stream", description = "The bytes. Their Content-Type is kept."),
+    responses(
+        (status = 201, description = "All of it is stored", body = Upload),
+        (status = 200, description = "All of it was stored before", body = Upload),
+        (status = 202, description = "A part of it is stored: go on behind `stored`", body = Upload),
+        (status = 400, description = "The body broke off; what is stored stays"),
+        (status = 409, description = "`upload-gap`: the bytes before these are not stored"),
+        (status = 411, description = "`length-required`: neither Content-Length nor Content-Range says how long it is"),
+        (status = 413, description = "It has more than 64 MiB"),
+        (status = 422, description = "`digest-mismatch`: the digest of the bytes is another one; nothing of them is kept"),
+        (status = 503, description = "The byte budget is used up, the store cannot write, or there are too many uploads that no rollout names"),
+    )
+)]
+pub(crate) async fn put(
+    State(api): State<Api>,
+    Caller(grant): Caller,
+    DigestPath(digest): DigestPath,
+    headers: HeaderMap,
+    mut body: Body,
+) -> Result<Response, Failure> {
+    let uploaded = match Sent::of(&headers) {
+        Ok(sent) => receive(&api, owner(&grant), digest, sent, &headers, &mut body).await,
+        Err(failure) => Err(failure),
+    };
+    if uploaded.is_err() && !headers.contains_key(header::EXPECT) {
+        body::discard_body(body).await;
+    }
+    let (blob, status) = uploaded?;
+    Ok((status, Answer(on_wire(&blob))).into_response())
+}
+
+/// What the head of a PUT says.
+struct Sent {
+    /// Bytes of the whole.
+    total: u64,
+    /// Which of them are in the body.
+    range: Range<u64>,
+    media_type: Option<String>,
+}
+
+impl Sent {
+    fn of(headers: &HeaderMap) -> Result<Self, Failure> {
+        body::refuse_coding(headers)?;
+        let (total, range) = match (headers.get(header::CONTENT_RANGE), body::declared_length(headers)) {
+            (Some(sent), length) => {
+                let range = sent.to_str().ok().and_then(content_range);
+                let fits =
+                    |(_, range): &(u64, Range<u64>)| length.is_none_or(|it| it as u64 == range.end - range.start);
+                range.filter(fits).ok_or_else(|| {
+                    Failure::new(StatusCode::BAD_REQUEST, "malformed", "The request is malformed").detail(
+                        "Content-Range must be `bytes FIRST-LAST/TOTAL` with these bytes, or `bytes */TOTAL` with none",
+                    )
+                })?
+            }
+            (None, Some(length)) => (length as u64, 0..length as u64),
+            (None, None) => {
+                let failure = Failure::new(StatusCode::LENGTH_REQUIRED, "length-required", "The length is not known");
+                return Err(failure.detail("send Content-Length, or Content-Range: bytes FIRST-LAST/TOTAL"));
+            }
+        };
+        if total == 0 {
+            return Err(Failure::invalid("", "an upload has at least one byte"));
+        }
+        if total > MEDIA_BYTES_MAX {
+            return Err(body::too_large(format!(
+                "an upload may have at most {MEDIA_BYTES_MAX} bytes, this has {total}"
+            )));
+        }
+        Ok(Self { total, range, media_type: media_type(headers)? })
+    }
+}
+
+/// The bytes of the whole, and which of them follow.
+fn content_range(text: &str) -> Option<(u64, Range<u64>)> {
+    let (range, total) = text.strip_prefix("bytes ")?.trim().split_once('/')?;
+    let total = total.parse().ok()?;
+    if range == "*" {
+        return Some((total, 0..0));
+    }
+    let (first, last) = range.split_once('-')?;
+    let (first, last): (u64, u64) = (first.parse().ok()?, last.parse().ok()?);
+    (first <= last && last < total).then_some((total, first..last + 1))
+}
+
+fn media_type(headers: &HeaderMap) -> Result<Option<String>, Failure> {
+    let Some(sent) = headers.get(header::CONTENT_TYPE) else { return Ok(None) };
+    let text = sent.to_str().ok().and_then(|text| text.split(';').next()).map(|text| text.trim().to_ascii_lowercase());
+    match text {
+        Some(text) if text == "application/x-www-form-urlencoded" => Err(body::unsupported(
+            "the Content-Type is that of a form, which is what curl sends unless it is told otherwise: name the medium, for \
+             example -H 'content-type: image/png'",
+        )),
+        Some(text) if text.len() <= MEDIA_TYPE_BYTES_MAX && text.contains('/') => Ok(Some(text)),
+        _ => Err(body::unsupported("Content-Type must be a media type such as image/png")),
+    }
+}
+
+/// Stores what is new in a body.
+async fn receive(
+    api: &Api,
+    owner: forebay_bounds::budget::Owner,
+    digest: BlobDigest,
+    sent: Sent,
+    headers: &HeaderMap,
+    body: &mut Body,
+) -> Result<(Blob, StatusCode), Failure> {
+    if !api.buffer.is_writable() {
+        return Err(Failure::unwritable());
+    }
+    let Sent { total, range, media_type } = sent;
+    let known = api.run_uncancelled(move |buffer| async move { buffer.keep_blob(digest).await }).await?;
+    // Only one length is the right one: that of a blob that is whole.
+    let known = known.filter(|known| known.bytes == total || known.is_complete());
+    match known {
+        Some(known) if known.is_complete() && known.bytes == total => {
+            // Whoever waits for `100 Continue` sends nothing then.
+            if !headers.contains_key(header::EXPECT) {
+                body::discard_body(std::mem::take(body)).await;
+            }
+            return Ok((known, StatusCode::OK));
+        }
+        Some(known) if known.is_complete() => return Err(mismatch(digest)),
+        known => {
+            let stored = known.map_or(0, |known| known.stored);
+            let blob = |stored| Blob {
+                digest,
+                bytes: total,
+                stored,
+                media_type: media_type.clone(),
+                expires_at: Some(api.buffer.now().plus_seconds(KEPT_UNUSED_S)),
+            };
+            if range.is_empty() {
+                return Ok((blob(stored), StatusCode::ACCEPTED));
+            }
+            if range.start > stored {
+                let failure = Failure::new(StatusCode::CONFLICT, "upload-gap", "The bytes before these are not stored");
+                let first = range.start;
+                return Err(failure.detail(format!("{stored} bytes are stored, and these begin with byte {first}")));
+            }
+            // What is behind the last whole piece is sent again with the rest.
+            let end = if range.end == total { total } else { range.end - range.end % PIECE_BYTES };
+            if end <= stored {
+                body::discard_body(std::mem::take(body)).await;
+                return Ok((blob(stored), StatusCode::ACCEPTED));
+            }
+            let mut parts = body::in_parts(&api.budgets.posts, owner, api.limits, range.end - range.start).await?;
+            if !parts.skip(body, stored - range.start).await.map_err(body::unread_part)? {
+                return Err(body::incomplete());
+            }
+            let stored = store(api, &blob(stored), end, &mut parts, body).await?;
+            if stored < range.end {
+                body::discard_body(std::mem::take(body)).await;
+            }
+            let status = if stored == total { StatusCode::CREATED } else { StatusCode::ACCEPTED };
+            Ok((blob(stored), status))
+        }
+    }
+}
+
+/// Stores the bytes from those that are stored up to `end`, a part while the next one arrives. Returns how many are stored
+/// then: fewer if an upload of the same bytes began anew, and more if one overtook this.
+async fn store(api: &Api, blob: &Blob, end: u64, parts: &mut InParts, body: &mut Body) -> Result<u64, Failure> {
+    let (mut stored, mut at) = (blob.stored, blob.stored);
+    let mut arrived: Option<(Bytes, Shares)> = None;
+    loop {
+        let wanted = (end - at).min(PART_PIECES * PIECE_BYTES);
+        let written = async {
+            match arrived.take() {
+                Some((part, shares)) => store_part(api, blob, stored, part, shares).await,
+                None => Ok(stored),
+            }
+        };
+        let (next, written) = tokio::join!(parts.next(body, wanted as usize), written);
+        stored = written?;
+        if stored != at || wanted == 0 {
+            return Ok(stored);
+        }
+        let (part, shares) = next.map_err(body::unread_part)?;
+        if (part.len() as u64) < wanted {
+            return Err(body::incomplete());
+        }
+        at += wanted;
+        arrived = Some((part, shares));
+    }
+}
+
+async fn store_part(api: &Api, blob: &Blob, from: u64, part: Bytes, shares: Shares) -> Result<u64, Failure> {
+    let (digest, bytes, media_type) = (blob.digest, blob.bytes, blob.media_type.clone());
+    let stored = api
+        .run_uncancelled(move |buffer| async move {
+            let stored = buffer.store_pieces(digest, bytes, media_type, from / PIECE_BYTES, part).await;
+            drop(shares);
+            stored
+        })
+        .await?;
+    match stored {
+        Stored::UpTo(stored) => Ok(stored),
+        Stored::Differs => Err(mismatch(digest)),
+        Stored::NoRoom => {
+            let failure =
+                Failure::new(StatusCode::SERVICE_UNAVAILABLE, "too-many-uploads", "There are too many uploads");
+            Err(failure.retry().detail(format!(
+                "uploads that no rollout names have nearly {UNUSED_BYTES_MAX} bytes: post the rollouts that name them; the others \
+                 are deleted a day after they came"
+            )))
+        }
+    }
+}
+
+fn mismatch(digest: BlobDigest) -> Failure {
+    Failure::new(StatusCode::UNPROCESSABLE_ENTITY, "digest-mismatch", "The bytes are others than the digest says")
+        .detail(format!(
+            "the BLAKE3 digest of the bytes is not {digest}, so nothing of them is kept: upload all of them anew"
+        ))
+}
+
+fn on_wire(blob: &Blob) -> Upload {
+    Upload {
+        digest: blob.digest.to_string(),
+        bytes: blob.bytes,
+        stored: blob.stored,
+        url: format!("{SCHEME}{}", blob.digest),
+        expires_at: params::time(blob.expires_at),
+    }
+}
+
+/// Get an image
+///
+/// Whoever has the digest may have the bytes: it is in the messages of rollouts, and cannot be guessed.
+#[utoipa::path(
+    get,
+    path = "/media/{digest}",
+    operation_id = "get_media",
+    tag = "trainers",
+    params(
+        ("digest" = String, Path, description = "BLAKE3 digest of the bytes: 64 hexadecimal digits in lower case"),
+        ("Range" = Option<String>, Header, description = "Which bytes are wanted: `bytes=FIRST-LAST`, `bytes=FIRST-` or `bytes=-COUNT`"),
+    ),
+    responses(
+        (status = 200, description = "The bytes, with the Content-Type that they were uploaded with", body = AnyContent, content_type = "application/octet-stream"),
+        (status = 206, description = "The bytes that `Range` names", body = AnyContent, content_type = "application/octet-stream"),
+        (status = 304, description = "The bytes have the tag of `If-None-Match`"),
+        (status = 404, description = "It was never uploaded whole, or was deleted with the last rollout that named it"),
+        (status = 416, description = "`range-not-satisfiable`: there are no such bytes"),
+        (status = 503, description = "Other readers use up the byte budget; retry"),
+    )
+)]
+pub(crate) async fn get(
+    State(api): State<Api>,
+    DigestPath(digest): DigestPath,
+    headers: HeaderMap,
+) -> Result<Response, Failure> {
+    let found = api.buffer.blob(digest).await?.filter(|found| found.blob.is_complete());
+    let found = found.ok_or(Refusal::Unknown("the upload"))?;
+    let total = found.blob.bytes;
+    let mut head = HeaderMap::new();
+    let tag = HeaderValue::try_from(format!("\"{digest}\"")).expect("hexadecimal digits are allowed in headers");
+    head.insert(header::ACCEPT_RANGES, HeaderValue::from_static("bytes"));
+    // A browser asks again, with the tag: a key may have been revoked.
+    head.insert(header::CACHE_CONTROL, HeaderValue::from_static("private, no-cache"));
+    let is_known = knows(&headers, &tag);
+    head.insert(header::ETAG, tag);
+    if is_known {
+        return Ok((StatusCode::NOT_MODIFIED, head).into_response());
+    }
+    let asked = headers.get(header::RANGE).map(|asked| asked.to_str().ok().and_then(|asked| range(asked, total)));
+    let (status, wanted) = match asked {
+        None => (StatusCode::OK, 0..total),
+        Some(Some(wanted)) => (StatusCode::PARTIAL_CONTENT, wanted),
+        Some(None) => {
+            let status = StatusCode::RANGE_NOT_SATISFIABLE;
+            let failure = Failure::new(status, "range-not-satisfiable", "There are no such bytes");
+            return Err(failure.detail(format!(
+                "Range must be `bytes=FIRST-LAST`, `bytes=FIRST-` or `bytes=-COUNT`, and the upload has {total} bytes"
+            )));
+        }
+    };
+    if status == StatusCode::PARTIAL_CONTENT {
+        let text = format!("bytes {}-{}/{total}", wanted.start, wanted.end - 1);
+        head.insert(header::CONTENT_RANGE, HeaderValue::try_from(text).expect("digits are allowed in headers"));
+    }
+    head.insert(header::CONTENT_LENGTH, HeaderValue::from(wanted.end - wanted.start));
+    let media_type = found.blob.media_type.as_deref().and_then(|text| HeaderValue::try_from(text).ok());
+    head.insert(
+        header::CONTENT_TYPE,
+        media_type.unwrap_or_else(|| HeaderValue::from_static("application/octet-stream")),
+    );
+    // Whatever it says it is, a browser that opens it runs nothing.
+    head.insert(
+        header::CONTENT_SECURITY_POLICY,
+        HeaderValue::from_static("sandbox; default-src 'none'; frame-ancestors 'none'"),
+    );
+    let mut reading = Reading { api, found, wanted };
+    // The first part is read before the head is sent, so that an error can still become a problem document.
+    let first = reading.next().await?;
+    let rest = stream::try_unfold(reading, |mut reading| async move {
+        if reading.wanted.is_empty() {
+            return Ok(None);
+        }
+        match reading.next().await {
+            Ok(frames) => Ok(Some((frames, reading))),
+            Err(failure) => {
+                let problem = failure.into_problem();
+                tracing::warn!(problem.kind = problem.kind, "an answer with an upload was aborted");
+                Err(std::io::Error::other(problem.kind))
+            }
+        }
+    });
+    let frames = stream::once(async move { Ok(first) }).chain(rest);
+    let frames = frames.flat_map(|frames| match frames {
+        Ok(frames) => stream::iter(frames.into_iter().map(Ok).collect::<Vec<_>>()),
+        Err(error) => stream::iter(vec![Err(error)]),
+    });
+    let mut response = (status, head, Body::from_stream(frames)).into_response();
+    response.extensions_mut().insert(IsPaid);
+    Ok(response)
+}
+
+/// The bytes that a `Range` asks for; none if there are no such bytes, or it asks for several ranges.
+fn range(asked: &str, total: u64) -> Option<Range<u64>> {
+    let (first, last) = asked.strip_prefix("bytes=")?.trim().split_once('-')?;
+    let range = match (first, last) {
+        ("", count) => total.saturating_sub(count.parse().ok()?)..total,
+        (first, "") => first.parse().ok()?..total,
+        (first, last) => first.parse().ok()?..last.parse::<u64>().ok()?.saturating_add(1).min(total),
+    };
+    (range.start < range.end).then_some(range)
+}
+
+/// Bytes of a blob that are still to be sent.
+struct Reading {
+    api: Api,
+    found: FoundBlob,
+    wanted: Range<u64>,
+}
+
+impl Reading {
+    /// Reads and checks the next part. Its bytes are paid for until they are written.
+    async fn next(&mut self) -> Result<Vec<Bytes>, Failure> {
+        let first = self.wanted.start / PIECE_BYTES;
+        let pieces = first..(first + PART_PIECES).min(blobs::pieces(self.wanted.end));
+        let bytes = ((pieces.end - pieces.start) * PIECE_BYTES) as usize;
+        let share = Arc::new(self.api.budgets.samples.wait_at_most(FIRST_PAGE_WAIT, bytes).await?);
+        let read = self.api.buffer.pieces(&self.found, pieces.clone()).await?;
+        let read = read.ok_or(Refusal::Unknown("the upload"))?;
+        let frames = pieces.clone().zip(read).map(|(index, piece)| {
+            let start = index * PIECE_BYTES;
+            let from = self.wanted.start.saturating_sub(start) as usize;
+            let to = (self.wanted.end - start).min(piece.len() as u64) as usize;
+            paid(piece.slice(from..to), Arc::clone(&share))
+        });
+        let frames = frames.collect();
+        self.wanted.start = (pieces.end * PIECE_BYTES).min(self.wanted.end);
+        Ok(frames)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranges_of_requests_are_within_the_upload() {
+        for (asked, expected) in [
+            ("bytes=0-9", Some(0..10)),
+            ("bytes=90-", Some(90..100)),
+            ("bytes=-10", Some(90..100)),
+            ("bytes=-1000", Some(0..100)),
+            ("bytes=99-1000", Some(99..100)),
+            ("bytes=100-", None),
+            ("bytes=9-8", None),
+            ("bytes=-0", None),
+            ("bytes=0-1,4-5", None),
+            ("items=0-1", None),
+            ("bytes=a-b", None),
+        ] {
+            assert_eq!(range(asked, 100), expected, "{asked}");
+        }
+    }
+
+    #[test]
+    fn ranges_of_uploads_are_within_the_whole() {
+        for (sent, expected) in [
+            ("bytes 0-9/10", Some((10, 0..10))),
+            ("bytes 5-9/10", Some((10, 5..10))),
+            ("bytes */10", Some((10, 0..0))),
+            ("bytes 5-10/10", None),
+            ("bytes 6-5/10", None),
+            ("bytes 0-9/*", None),
+            ("0-9/10", None),
+            ("bytes 0-9", None),
+        ] {
+            assert_eq!(content_range(sent), expected, "{sent}");
+        }
+    }
+}

@@ -1,0 +1,380 @@
+//! Blobs: what is uploaded once and named by rollouts. Their bytes are payloads, so they are where payloads are, move,
+//! are copied and come back with them.
+//!
+//! An upload expires unless a rollout names it. Ingest locks what it names against the sweep that deletes it, and a purge
+//! gives it back. Whoever finds that nobody names a blob has its row locked, and looks after that.
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use forebay_domain::{
+    blobs::{self, Blob, BlobDigest, KEPT_UNUSED_S, PIECE_BYTES, PIECES_MAX, UNUSED_BYTES_MAX, UNUSED_MAX},
+    clock::Timestamp,
+    formats::payload::Payload,
+    ids::RolloutPk,
+};
+use std::collections::{BTreeSet, HashMap};
+
+use super::places::{count_released, read_place};
+use crate::{
+    error::StoreError,
+    op::{Class, Op},
+    segment_files::Place,
+    sql::{InsertRows, Row, Statement, Tx, among_keys, args, key_list, locking},
+};
+
+/// The key of a blob's row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct BlobPk(i64);
+
+impl BlobPk {
+    pub(super) fn as_i64(self) -> i64 {
+        self.0
+    }
+
+    /// The key of a piece in the table of payloads. Those of rollouts are above zero.
+    #[must_use]
+    pub fn piece(self, index: u64) -> RolloutPk {
+        debug_assert!(index < PIECES_MAX, "a blob has fewer pieces");
+        RolloutPk(-(self.0 * PIECES_MAX as i64) - index as i64)
+    }
+}
+
+pub(super) static INSERT_PAYLOADS: InsertRows =
+    InsertRows::new("insert_payloads", "payload", "rollout_pk, codec, digest, body, file, start, length");
+
+/// The row of a payload, which is stored where the transaction stores payloads.
+pub(super) fn payload_row(tx: &mut Tx<'_>, key: RolloutPk, payload: &Payload) -> Vec<crate::sql::Arg> {
+    let place = tx.place_payload(key, payload);
+    let body = if place.is_some() { Bytes::new() } else { payload.body.clone() };
+    let [file, start, length] = Place::columns(place);
+    args![key, payload.codec, &payload.digest[..], body, file, start, length]
+}
+
+pub(super) fn read_blob(row: &mut Row) -> Result<(BlobPk, Blob), StoreError> {
+    let blob = Blob {
+        digest: BlobDigest(row.get("digest")?),
+        bytes: row.get("bytes")?,
+        stored: row.get("stored")?,
+        media_type: row.get("media_type")?,
+        expires_at: row.get("expires_us")?,
+    };
+    Ok((BlobPk(row.get("blob_pk")?), blob))
+}
+
+/// A blob, as far as it is stored.
+pub struct FindBlob(pub BlobDigest);
+
+#[async_trait]
+impl Op for FindBlob {
+    type Output = Option<(BlobPk, Blob)>;
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
+        const FIND_BLOB: Statement = Statement::new(
+            "-- find_blob
+            SELECT blob_pk, digest, bytes, stored, media_type, expires_us
+            FROM blob
+            WHERE digest = $1",
+        );
+        let row = tx.fetch_optional(FIND_BLOB, args![&self.0.0[..]]).await?;
+        row.map(|mut row| read_blob(&mut row)).transpose()
+    }
+}
+
+/// Keeps a blob for as long as a new upload, and returns it.
+pub struct KeepBlob {
+    pub digest: BlobDigest,
+    pub now: Timestamp,
+}
+
+#[async_trait]
+impl Op for KeepBlob {
+    type Output = Option<(BlobPk, Blob)>;
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
+        const KEEP_BLOB: Statement = Statement::new(
+            "-- keep_blob
+            UPDATE blob
+            SET kept_until_us = $2, expires_us = CASE WHEN expires_us IS NOT NULL THEN $2 END
+            WHERE digest = $1
+            RETURNING blob_pk, digest, bytes, stored, media_type, expires_us",
+        );
+        let row = tx.fetch_optional(KEEP_BLOB, args![&self.digest.0[..], self.now.plus_seconds(KEPT_UNUSED_S)]).await?;
+        row.map(|mut row| read_blob(&mut row)).transpose()
+    }
+}
+
+/// Stores the next pieces of a blob. If another upload has stored others meanwhile, these are left out.
+pub struct StorePieces {
+    pub digest: BlobDigest,
+    /// Bytes of the whole.
+    pub bytes: u64,
+    pub media_type: Option<String>,
+    /// The index of the first piece.
+    pub first: u64,
+    pub pieces: Vec<Payload>,
+    pub now: Timestamp,
+}
+
+/// What became of pieces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stored {
+    /// So many bytes are stored from the beginning: all of them if these were the last.
+    UpTo(u64),
+    /// All pieces are there, and they are not what the digest says. They were deleted.
+    Differs,
+    /// Too many uploads are named by no rollout.
+    NoRoom,
+}
+
+#[async_trait]
+impl Op for StorePieces {
+    type Output = Stored;
+
+    const CLASS: Class = Class::Bulk;
+
+    fn bytes(&self) -> usize {
+        self.pieces.iter().map(|piece| piece.body.len()).sum()
+    }
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<Stored, StoreError> {
+        const NOTE_STORED: Statement = Statement::new(
+            "-- note_stored
+            UPDATE blob
+            SET bytes = $2, stored = $3, media_type = $4, kept_until_us = $5, expires_us = $5
+            WHERE blob_pk = $1",
+        );
+        let Some((blob_pk, mut blob)) = self.lock_or_insert(tx).await? else { return Ok(Stored::NoRoom) };
+        if blob.is_complete() {
+            return Ok(if blob.bytes == self.bytes { Stored::UpTo(blob.bytes) } else { Stored::Differs });
+        }
+        if blob.bytes != self.bytes {
+            // One of both lengths is wrong, and an upload of it can never end: the latest is taken.
+            delete_pieces(tx, blob_pk, self.now).await?;
+            blob.stored = 0;
+        }
+        if blob.stored != self.first * PIECE_BYTES {
+            return Ok(Stored::UpTo(blob.stored));
+        }
+        let numbered = (self.first..).zip(&self.pieces);
+        let rows = numbered.map(|(index, piece)| payload_row(tx, blob_pk.piece(index), piece)).collect();
+        INSERT_PAYLOADS.run(tx, rows).await?;
+        let stored = blob.stored + self.bytes() as u64;
+        if stored == self.bytes && digest_of(tx, blob_pk, self.bytes).await? != Some(self.digest) {
+            delete_blob(tx, blob_pk, self.now).await?;
+            return Ok(Stored::Differs);
+        }
+        let kept_until = self.now.plus_seconds(KEPT_UNUSED_S);
+        let media_type = self.media_type.as_deref();
+        tx.guarded(NOTE_STORED, args![blob_pk.0, self.bytes, stored, media_type, kept_until], 1).await?;
+        Ok(Stored::UpTo(stored))
+    }
+}
+
+impl StorePieces {
+    /// The row of the blob; none if it would be new and there is no room for it.
+    async fn lock_or_insert(&self, tx: &mut Tx<'_>) -> Result<Option<(BlobPk, Blob)>, StoreError> {
+        const LOCK_BLOB: Statement = locking!(
+            "-- lock_blob
+            SELECT blob_pk, digest, bytes, stored, media_type, expires_us
+            FROM blob
+            WHERE digest = $1"
+        );
+        const SUM_UNUSED: Statement = Statement::new(
+            "-- sum_unused
+            SELECT COUNT(*) AS blobs, CAST(COALESCE(SUM(bytes), 0) AS BIGINT) AS bytes
+            FROM (SELECT bytes FROM blob WHERE expires_us IS NOT NULL LIMIT $1) AS unused",
+        );
+        // If another replica inserts it at the same time, the unique index makes one of both transactions run again.
+        const INSERT_BLOB: Statement = Statement::new(
+            "-- insert_blob
+            INSERT INTO blob (digest, bytes, stored, kept_until_us, expires_us)
+            VALUES ($1, $2, 0, $3, $3)
+            RETURNING blob_pk, digest, bytes, stored, media_type, expires_us",
+        );
+        if let Some(mut row) = tx.fetch_optional(LOCK_BLOB, args![&self.digest.0[..]]).await? {
+            return read_blob(&mut row).map(Some);
+        }
+        let mut unused = tx.fetch_one(SUM_UNUSED, args![UNUSED_MAX]).await?;
+        let (count, bytes): (u64, u64) = (unused.get("blobs")?, unused.get("bytes")?);
+        if count >= UNUSED_MAX || bytes + self.bytes > UNUSED_BYTES_MAX {
+            return Ok(None);
+        }
+        let kept_until = self.now.plus_seconds(KEPT_UNUSED_S);
+        let mut row = tx.fetch_one(INSERT_BLOB, args![&self.digest.0[..], self.bytes, kept_until]).await?;
+        read_blob(&mut row).map(Some)
+    }
+}
+
+/// The digest of a blob whose pieces are all stored.
+async fn digest_of(tx: &mut Tx<'_>, blob: BlobPk, bytes: u64) -> Result<Option<BlobDigest>, StoreError> {
+    // The first piece has the highest key.
+    const SELECT_PIECES: Statement = Statement::new(
+        "-- select_pieces
+        SELECT digest
+        FROM payload
+        WHERE rollout_pk BETWEEN $1 AND $2
+        ORDER BY rollout_pk DESC",
+    );
+    let rows = tx.fetch_all(SELECT_PIECES, args![blob.piece(PIECES_MAX - 1), blob.piece(0)]).await?;
+    let digests = rows.into_iter().map(|mut row| row.get("digest")).collect::<Result<Vec<_>, _>>()?;
+    Ok(blobs::digest_of(bytes, &digests))
+}
+
+async fn delete_pieces(tx: &mut Tx<'_>, blob: BlobPk, now: Timestamp) -> Result<(), StoreError> {
+    const DELETE_PIECES: Statement = Statement::new(
+        "-- delete_pieces
+        DELETE FROM payload
+        WHERE rollout_pk BETWEEN $1 AND $2
+        RETURNING file, start, length",
+    );
+    let mut places = Vec::new();
+    for mut row in tx.fetch_all(DELETE_PIECES, args![blob.piece(PIECES_MAX - 1), blob.piece(0)]).await? {
+        places.extend(read_place(&mut row)?);
+    }
+    count_released(tx, &places, now).await
+}
+
+async fn delete_blob(tx: &mut Tx<'_>, blob: BlobPk, now: Timestamp) -> Result<(), StoreError> {
+    const DELETE_BLOB: Statement = Statement::new("-- delete_blob\nDELETE FROM blob WHERE blob_pk = $1");
+    delete_pieces(tx, blob, now).await?;
+    tx.guarded(DELETE_BLOB, args![blob.0], 1).await
+}
+
+/// Deletes uploads that are due and that no rollout names, up to `limit`. Returns how many were due.
+pub struct RetireBlobs {
+    pub now: Timestamp,
+    pub limit: u32,
+}
+
+#[async_trait]
+impl Op for RetireBlobs {
+    type Output = u64;
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<u64, StoreError> {
+        // This lock, and no weaker one, waits for posts that name the blob. What they hold now is due later.
+        const LOCK_EXPIRED_BLOBS: Statement = Statement {
+            sqlite: "-- lock_expired_blobs
+                SELECT blob_pk
+                FROM blob
+                WHERE expires_us <= $1
+                ORDER BY expires_us
+                LIMIT $2",
+            postgres: "-- lock_expired_blobs
+                SELECT blob_pk
+                FROM blob
+                WHERE expires_us <= $1
+                ORDER BY expires_us
+                LIMIT $2
+                FOR UPDATE SKIP LOCKED",
+        };
+        // A statement of its own: it sees what was committed before the lock was taken.
+        const KEEP_IF_NAMED: Statement = Statement::new(
+            "-- keep_if_named
+            UPDATE blob
+            SET expires_us = NULL
+            WHERE blob_pk = $1 AND EXISTS (SELECT 1 FROM blob_use AS u WHERE u.blob_pk = $1)",
+        );
+        let rows = tx.fetch_all(LOCK_EXPIRED_BLOBS, args![self.now, self.limit]).await?;
+        let due = rows.len() as u64;
+        for mut row in rows {
+            let blob_pk = BlobPk(row.get("blob_pk")?);
+            if tx.execute(KEEP_IF_NAMED, args![blob_pk.0]).await? == 0 {
+                delete_blob(tx, blob_pk, self.now).await?;
+            }
+        }
+        Ok(due)
+    }
+}
+
+/// Those of some blobs that are stored whole. They cannot be deleted before the transaction ends.
+pub(super) async fn lock_named(
+    tx: &mut Tx<'_>,
+    named: &BTreeSet<BlobDigest>,
+) -> Result<HashMap<BlobDigest, BlobPk>, StoreError> {
+    const LOCK_NAMED: Statement = Statement {
+        sqlite: "-- lock_named
+            SELECT blob_pk, digest
+            FROM blob
+            WHERE digest IN (SELECT UNHEX(value) FROM json_each($1)) AND stored = bytes",
+        postgres: "-- lock_named
+            SELECT blob_pk, digest
+            FROM blob
+            WHERE digest = ANY (ARRAY(SELECT decode(value, 'hex') FROM json_array_elements_text($1::json))) AND stored = bytes
+            ORDER BY blob_pk
+            FOR KEY SHARE",
+    };
+    if named.is_empty() {
+        return Ok(HashMap::new());
+    }
+    let digests: Vec<String> = named.iter().map(BlobDigest::to_string).collect();
+    let digests = serde_json::to_string(&digests).expect("a list of texts always serializes");
+    let rows = tx.fetch_all(LOCK_NAMED, args![digests]).await?;
+    rows.into_iter().map(|mut row| Ok((BlobDigest(row.get("digest")?), BlobPk(row.get("blob_pk")?)))).collect()
+}
+
+/// Notes which rollouts name which blobs.
+pub(super) async fn name(tx: &mut Tx<'_>, uses: &[(RolloutPk, BlobPk)]) -> Result<(), StoreError> {
+    static INSERT_USES: InsertRows = InsertRows::new("insert_uses", "blob_use", "rollout_pk, blob_pk");
+    // In the order of their keys, as all who lock several.
+    const KEEP_NAMED: Statement = Statement {
+        sqlite: "-- keep_named
+            UPDATE blob
+            SET expires_us = NULL
+            WHERE blob_pk IN (SELECT value FROM json_each($1)) AND expires_us IS NOT NULL",
+        postgres: "-- keep_named
+            UPDATE blob
+            SET expires_us = NULL
+            WHERE blob_pk = ANY (ARRAY(
+                SELECT blob_pk
+                FROM blob
+                WHERE blob_pk = ANY ($1::bigint[]) AND expires_us IS NOT NULL
+                ORDER BY blob_pk
+                FOR NO KEY UPDATE
+            ))",
+    };
+    if uses.is_empty() {
+        return Ok(());
+    }
+    INSERT_USES.run(tx, uses.iter().map(|(rollout, blob)| args![*rollout, blob.0]).collect()).await?;
+    let blobs: BTreeSet<i64> = uses.iter().map(|(_, blob)| blob.0).collect();
+    tx.execute(KEEP_NAMED, args![key_list(blobs)]).await.map(drop)
+}
+
+/// Notes that rollouts name no blobs any more, because their payloads are gone.
+pub(super) async fn release(tx: &mut Tx<'_>, rollouts: Vec<i64>, now: Timestamp) -> Result<(), StoreError> {
+    const DELETE_USES: Statement = among_keys!(
+        "-- delete_uses
+        DELETE FROM blob_use
+        WHERE rollout_pk",
+        "
+        RETURNING blob_pk"
+    );
+    // The sweep finds out whether others name them.
+    const EXPIRE_RELEASED: Statement = Statement {
+        sqlite: "-- expire_released
+            UPDATE blob
+            SET expires_us = MAX(kept_until_us, $2)
+            WHERE blob_pk IN (SELECT value FROM json_each($1))",
+        postgres: "-- expire_released
+            UPDATE blob
+            SET expires_us = GREATEST(kept_until_us, $2)
+            WHERE blob_pk = ANY (ARRAY(
+                SELECT blob_pk
+                FROM blob
+                WHERE blob_pk = ANY ($1::bigint[])
+                ORDER BY blob_pk
+                FOR NO KEY UPDATE
+            ))",
+    };
+    if rollouts.is_empty() {
+        return Ok(());
+    }
+    let mut blobs: BTreeSet<i64> = BTreeSet::new();
+    for mut row in tx.fetch_all(DELETE_USES, args![key_list(rollouts)]).await? {
+        blobs.insert(row.get("blob_pk")?);
+    }
+    if blobs.is_empty() {
+        return Ok(());
+    }
+    tx.execute(EXPIRE_RELEASED, args![key_list(blobs), now]).await.map(drop)
+}

@@ -1,0 +1,29 @@
+-- Blobs: bytes that rollouts name by their digest, such as images.
+--
+-- A blob is stored in pieces, and each piece is a row of payload, so that it is where payloads are. Its key is below zero:
+-- minus 4096 times blob_pk, minus its index.
+
+CREATE TABLE blob (
+    blob_pk BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    -- BLAKE3 of all of its bytes.
+    digest BYTEA NOT NULL UNIQUE,
+    bytes BIGINT NOT NULL CHECK (bytes > 0),
+    -- Bytes from the beginning that are stored: all of them, or whole pieces.
+    stored BIGINT NOT NULL CHECK (stored <= bytes),
+    media_type TEXT,
+    -- An upload is kept so long, whether a rollout names it or not.
+    kept_until_us BIGINT NOT NULL,
+    -- When it is looked whether a rollout names it, and it is deleted if none does. Null while one does.
+    expires_us BIGINT
+);
+
+CREATE INDEX blob_by_expiry ON blob (expires_us, bytes) WHERE expires_us IS NOT NULL;
+
+-- Which rollouts name it, as long as they have their payloads.
+CREATE TABLE blob_use (
+    rollout_pk BIGINT NOT NULL,
+    blob_pk BIGINT NOT NULL REFERENCES blob (blob_pk),
+    PRIMARY KEY (rollout_pk, blob_pk)
+);
+
+CREATE INDEX blob_use_by_blob ON blob_use (blob_pk);
