@@ -5,8 +5,8 @@
 
 CREATE TABLE blob (
     blob_pk BIGINT GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    -- BLAKE3 of all of its bytes.
-    digest BYTEA NOT NULL UNIQUE,
+    -- BLAKE3 of all of its bytes: of one length only, so at most one row of a digest is whole.
+    digest BYTEA NOT NULL,
     bytes BIGINT NOT NULL CHECK (bytes > 0),
     -- Bytes from the beginning that are stored: all of them, or whole pieces.
     stored BIGINT NOT NULL CHECK (stored <= bytes),
@@ -14,10 +14,14 @@ CREATE TABLE blob (
     -- An upload is kept so long, whether a rollout names it or not.
     kept_until_us BIGINT NOT NULL,
     -- When it is looked whether a rollout names it, and it is deleted if none does. Null while one does.
-    expires_us BIGINT
+    expires_us BIGINT,
+    -- 1 from the first rollout on that names it.
+    was_named BIGINT NOT NULL DEFAULT 0,
+    UNIQUE (digest, bytes)
 );
 
-CREATE INDEX blob_by_expiry ON blob (expires_us, bytes) WHERE expires_us IS NOT NULL;
+CREATE INDEX blob_by_expiry ON blob (expires_us) WHERE expires_us IS NOT NULL;
+CREATE INDEX blob_never_named ON blob (stored) WHERE was_named = 0;
 
 -- Which rollouts name it, as long as they have their payloads.
 CREATE TABLE blob_use (

@@ -13,8 +13,8 @@ PRAGMA writable_schema = RESET;
 
 CREATE TABLE blob (
     blob_pk INTEGER PRIMARY KEY AUTOINCREMENT,
-    -- BLAKE3 of all of its bytes.
-    digest BLOB NOT NULL UNIQUE,
+    -- BLAKE3 of all of its bytes: of one length only, so at most one row of a digest is whole.
+    digest BLOB NOT NULL,
     bytes INTEGER NOT NULL CHECK (bytes > 0),
     -- Bytes from the beginning that are stored: all of them, or whole pieces.
     stored INTEGER NOT NULL CHECK (stored <= bytes),
@@ -22,10 +22,14 @@ CREATE TABLE blob (
     -- An upload is kept so long, whether a rollout names it or not.
     kept_until_us INTEGER NOT NULL,
     -- When it is looked whether a rollout names it, and it is deleted if none does. Null while one does.
-    expires_us INTEGER
+    expires_us INTEGER,
+    -- 1 from the first rollout on that names it.
+    was_named INTEGER NOT NULL DEFAULT 0,
+    UNIQUE (digest, bytes)
 ) STRICT;
 
-CREATE INDEX blob_by_expiry ON blob (expires_us, bytes) WHERE expires_us IS NOT NULL;
+CREATE INDEX blob_by_expiry ON blob (expires_us) WHERE expires_us IS NOT NULL;
+CREATE INDEX blob_never_named ON blob (stored) WHERE was_named = 0;
 
 -- Which rollouts name it, as long as they have their payloads.
 CREATE TABLE blob_use (

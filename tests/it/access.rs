@@ -11,10 +11,13 @@ use crate::support::{Backend, TestApp, on_both_stores, rollout, text, with};
 const NOBODY: &str = "0197d000-0000-7000-8000-000000000000";
 
 /// Which roles may make each call, as documented. P produce, T train, R read, A admin; `-` needs no key.
-const PROMISED: [(&str, &str); 60] = [
+const PROMISED: [(&str, &str); 63] = [
     ("POST /admissions", "PA"),
     ("POST /trajectories", "PA"),
     ("POST /imports/{format}", "PA"),
+    ("POST /media", "PA"),
+    ("PUT /media/{digest}", "PA"),
+    ("GET /media/{digest}", "PSTRA"),
     ("GET /trajectories", "PSRA"),
     ("POST /sessions", "PA"),
     ("POST /scores", "PSA"),

@@ -101,7 +101,7 @@ async fn the_doctor_names_the_problems_that_it_finds() {
     let table = String::from_utf8_lossy(&healthy.stdout).into_owned();
     assert_eq!(
         table.lines().map(|line| line.split_whitespace().nth(1)).collect::<Vec<_>>(),
-        [Some("ok"); 5],
+        [Some("ok"); 6],
         "{table}"
     );
 

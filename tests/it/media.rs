@@ -3,6 +3,7 @@
 
 use std::{path::Path, process::Output};
 
+use futures::StreamExt as _;
 use reqwest::{Method, StatusCode, header};
 use serde_json::{Value, json};
 use tokio::process::Command;
@@ -25,6 +26,11 @@ fn bytes(seed: u32, length: usize) -> Vec<u8> {
 
 fn digest(bytes: &[u8]) -> String {
     blake3::hash(bytes).to_hex().to_string()
+}
+
+fn base64(bytes: &[u8]) -> String {
+    use base64::Engine as _;
+    base64::prelude::BASE64_STANDARD.encode(bytes)
 }
 
 /// A message with images.
@@ -81,6 +87,35 @@ async fn is_there(app: &TestApp, bytes: &[u8]) -> bool {
 }
 
 on_both_stores! {
+    async fn data_urls_become_uploads(app: TestApp) {
+        let image = bytes(50, 2 * MIB + 3);
+        let name = digest(&image);
+        let url = format!("data:image/jpeg;base64,{}", base64(&image));
+        let messages = |url: &str| json!({"messages": [{"role": "user", "content": [
+            {"type": "text", "text": "what is this?"}, {"type": "image_url", "image_url": {"url": url}},
+        ]}]});
+        app.rules("default", json!({"group": {"size": 2}})).await;
+        for (index, reward) in [1.0, 0.0].into_iter().enumerate() {
+            app.accept(with(member("g", index, reward), messages(&url))).await;
+        }
+        let named = format!("forebay:{name}");
+        let again = app.post("/trajectories", with(member("g", 0, 1.0), messages(&named))).await.expect(200);
+        assert_eq!(again["duplicate"], true, "the address stands for the same content");
+        let (status, headers, found) = get(&app.url, &name, None).await;
+        assert_eq!((status.as_u16(), &headers["content-type"], found == image), (200, &header::HeaderValue::from_static("image/jpeg"), true));
+        let batch = app.lease().await;
+        for sample in app.samples(&batch).await {
+            assert_eq!(sample["messages"], messages(&named)["messages"]);
+        }
+        assert_eq!(app.read_value("SELECT COUNT(*) FROM blob".to_owned()).await, 1);
+        // Without a digest, by who has none.
+        let posted = app.post_raw("/media", &[("content-type", "image/jpeg")], image.clone()).await.expect(200);
+        assert_eq!((&posted["url"], &posted["expires_at"]), (&json!(named), &Value::Null));
+        let other = app.post_raw("/media", &[("content-type", "audio/wav")], &b"sound"[..]).await.expect(201);
+        assert_eq!(other["digest"], digest(b"sound"));
+        app.post_raw("/media", &[], Vec::new()).await.refused(422, "invalid");
+    }
+
     async fn an_upload_stays_as_long_as_a_rollout_names_it(app: TestApp) {
         let (image, other) = (bytes(1, 3_000), bytes(2, 5_000));
         let answer = put(app, &image).await.expect(201);
@@ -155,6 +190,9 @@ on_both_stores! {
             assert!(found == image[range], "{asked}");
         }
         assert_eq!(get(&app.url, &name, Some("bytes=9999999-")).await.0, 416);
+        assert_eq!(get(&app.url, &name, Some("rows=0-1")).await.0, 200, "an unknown unit is ignored");
+        let head = app.http.head(format!("{}/media/{name}", app.url)).send().await.expect("the server answers");
+        assert_eq!((head.status().as_u16(), &head.headers()["content-length"]), (200, &header::HeaderValue::from(image.len())));
     }
 
     async fn bytes_that_have_another_digest_leave_nothing(app: TestApp) {
@@ -164,13 +202,13 @@ on_both_stores! {
             wrong[length / 2] ^= 1;
             put_to(&app.url, &digest(&image), &[], wrong.clone()).await.refused(422, "digest-mismatch");
             assert_eq!(stored(&app.url, &image).await, 0, "{length}");
-            // A wrong length can only be the beginning of nothing.
+            // An upload that announces another length is another one, which can never be whole.
             put_to(&app.url, &digest(&image), &[("content-range", &format!("bytes 0-{}/{}", length - 1, 2 * length))], image.clone()).await;
             put(app, &image).await.expect(201);
             put_to(&app.url, &digest(&image), &[], [&image[..], b"x"].concat()).await.refused(422, "digest-mismatch");
             assert!(is_there(app, &image).await);
         }
-        assert_eq!(app.read_value("SELECT COUNT(*) FROM blob".to_owned()).await, 3);
+        assert_eq!(app.read_value("SELECT COUNT(*) FROM blob WHERE stored = bytes".to_owned()).await, 3);
     }
 
     async fn a_rollout_is_refused_if_what_it_names_is_not_here(app: TestApp) {
@@ -217,7 +255,9 @@ on_both_stores! {
         app.rules("default", json!({"group": {"size": 2}, "filter": filter, "retention": retention})).await;
         app.accept(with(member("f", 0, -1.0), naming(&[&digest(&images[0])]))).await;
         app.accept(with(member("g", 0, 1.0), naming(&[&digest(&images[1])]))).await;
-        app.accept(with(member("h", 0, 1.0), naming(&[&digest(&images[2])]))).await;
+        for (index, reward) in [1.0, 0.0].into_iter().enumerate() {
+            app.accept(with(member("h", index, reward), naming(&[&digest(&images[2])]))).await;
+        }
         app.post("/groups/discard", json!({"group_id": "g", "reason": "test"})).await.expect(200);
         app.pass_s(2.0 * DAY_S).await;
         app.pass_s(1.0).await;
@@ -225,7 +265,7 @@ on_both_stores! {
         for image in &images {
             there.push(is_there(app, image).await);
         }
-        // Group `h` was decided when its time was over, and has not been consumed.
+        // Group `h` is ready, and nobody has consumed it.
         assert_eq!(there, [false, false, true]);
     }
 
@@ -249,6 +289,38 @@ on_both_stores! {
         assert_eq!(chunked.expect("the server answers").status(), 411);
         assert_eq!(get(&app.url, &name, None).await.0, 404);
         app.call(Method::DELETE, &format!("/media/{name}"), None).await.refused(405, "method-not-allowed");
+    }
+
+    async fn there_is_a_bound_for_what_nobody_names(app: TestApp) {
+        let insert = "INSERT INTO blob (digest, bytes, stored, kept_until_us, expires_us)
+            SELECT digest, 17179869184, 17179869184, 9000000000000000, 9000000000000000
+            FROM payload
+            WHERE rollout_pk > 0";
+        app.accept(rollout("a", 1.0)).await;
+        assert_eq!(app.tamper(insert).await, 1);
+        let image = bytes(60, 100);
+        let refused = put(app, &image).await.refused(503, "too-many-uploads");
+        assert_eq!(refused["retry_after_s"], 1);
+        let url = format!("data:image/png;base64,{}", base64(&image));
+        let inline = json!({"messages": [{"role": "user", "content": [{"image_url": {"url": url}}]}]});
+        app.post("/trajectories", with(rollout("b", 1.0), inline)).await.refused(503, "too-many-uploads");
+        app.tamper("DELETE FROM blob").await;
+    }
+
+    async fn what_a_rollout_names_counts_in_the_backlog(app: TestApp) {
+        let image = bytes(61, 300_000);
+        put(app, &image).await.expect(201);
+        app.rules("default", json!({"group": {"size": 2}, "backlog": {"max_bytes": 1_000_000}})).await;
+        for group_id in ["a", "b"] {
+            for (index, reward) in [1.0, 0.0].into_iter().enumerate() {
+                app.accept(with(member(group_id, index, reward), naming(&[&digest(&image)]))).await;
+            }
+        }
+        app.post("/trajectories", member("c", 0, 1.0)).await.refused(429, "backlog-full");
+        let batch = app.lease().await;
+        app.ack(&batch, 1).await.expect(200);
+        app.checkpoint(1).await;
+        app.post("/trajectories", member("c", 0, 1.0)).await.expect(201);
     }
 
     async fn a_damaged_piece_is_noticed_by_readers_and_by_the_doctor(app: TestApp) {
@@ -296,42 +368,31 @@ async fn doctor(database: &str) -> String {
 
 /// Uploads until it is whole, however often the service is killed.
 async fn survive(database: &str) {
-    let kills = endure::size(6, 60);
-    let image = bytes(30, 24 * MIB + 5);
+    let kills = endure::size(5, 10);
+    // Between two kills, two MiB are acknowledged, and four are stored by an upload that does not end.
+    let image = bytes(30, (6 * kills + 1) * MIB + 5);
     let mut last = 0;
     for kill in 0..kills {
         let service = Service::start(database).await;
         let before = stored(&service.url, &image).await.as_u64().expect("a number") as usize;
         assert!(before >= last, "what was acknowledged is there");
-        let (url, sent) = (service.url.clone(), image.clone());
-        // The next part is acknowledged, and the one after it is under way when the service is killed.
-        let next = (before + 2 * MIB).min(image.len());
-        let acknowledged = put_range(&url, &image, before..next).await;
-        last = acknowledged.json["stored"].as_u64().expect("a number") as usize;
-        assert_eq!(last, next, "{kill}");
+        let url = service.url.clone();
+        last = before + 2 * MIB;
+        assert_eq!(put_range(&url, &image, before..last).await.expect(202)["stored"], last, "{kill}");
+        let (sent, from) = (image.clone(), last);
         let upload = tokio::spawn(async move {
-            let length = sent.len();
-            let request = http().put(format!("{url}/media/{}", digest(&sent)));
-            let range = format!("bytes {next}-{}/{length}", length - 1);
-            let slow = futures::stream::iter(
-                sent[next..].chunks(64 << 10).map(|part| Ok::<_, std::io::Error>(part.to_vec())).collect::<Vec<_>>(),
-            );
-            let _ = request
-                .header("content-range", range)
-                .header("content-length", length - next)
-                .body(reqwest::Body::wrap_stream(slow))
-                .send()
-                .await;
+            let range = format!("bytes {from}-{}/{}", sent.len() - 1, sent.len());
+            let request = http().put(format!("{url}/media/{}", digest(&sent))).header("content-range", range);
+            let part = futures::stream::iter([Ok::<_, std::io::Error>(sent[from..from + 4 * MIB + 9].to_vec())]);
+            let body = reqwest::Body::wrap_stream(part.chain(futures::stream::pending()));
+            let _ = request.header("content-length", sent.len() - from).body(body).send().await;
         });
-        crate::support::eventually("more bytes are stored, or all", || async {
-            stored(&service.url, &image).await.as_u64().expect("a number") as usize > next.min(image.len() - 1)
+        crate::support::eventually("the upload that does not end stores a part", || async {
+            stored(&service.url, &image).await.as_u64().expect("a number") as usize > last
         })
         .await;
         service.kill().await;
         upload.await.expect("an upload only fails");
-        if kill + 1 == kills || next == image.len() {
-            break;
-        }
     }
     let service = Service::start(database).await;
     let answer = put_to(&service.url, &digest(&image), &[], image.clone()).await;

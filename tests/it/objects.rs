@@ -93,6 +93,31 @@ async fn payloads_are_objects_that_every_replica_reads_and_a_kill_loses_none() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn uploads_are_objects_and_bytes_that_differ_leave_none() {
+    let (s3, database) = (S3::start().await, fresh_database().await);
+    let service = s3.serve(&database, None).await;
+    let image: Vec<u8> = (0..5_000_000_u32).map(|at| (at.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
+    let put = async |digest: &str, bytes: &[u8]| {
+        let put = s3.http.put(format!("{}/media/{digest}", service.url)).body(bytes.to_vec()).send().await;
+        put.expect("the service answers").status().as_u16()
+    };
+    for length in [1_000, image.len()] {
+        let image = &image[..length];
+        let digest = blake3::hash(image).to_hex();
+        let mut wrong = image.to_vec();
+        wrong[length - 1] ^= 1;
+        assert_eq!(put(&digest, &wrong).await, 422, "{length}");
+        assert_eq!(put(&digest, image).await, 201, "{length}");
+        let got = s3.http.get(format!("{}/media/{digest}", service.url)).send().await.expect("the service answers");
+        assert!(got.bytes().await.expect("it is whole") == image, "{length}");
+    }
+    assert_eq!(number(&database, INSIDE).await, 0);
+    assert!(service.stop().await.success());
+    let (healthy, table) = s3.run(&["doctor", "--database", &database]).await;
+    assert!(healthy && table.contains("2 uploads, 5001000 bytes"), "{table}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_was_written_or_read_lately_is_read_from_memory() {
     let (s3, database) = (S3::start().await, fresh_database().await);
     let (writes, reads) = (s3.serve(&database, None).await, s3.serve(&database, None).await);

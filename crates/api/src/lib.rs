@@ -229,6 +229,7 @@ fn routes() -> OpenApiRouter<Api> {
     OpenApiRouter::with_openapi(openapi::document())
         .routes(routes!(trajectories::post, trajectories::get))
         .routes(routes!(imports::post))
+        .routes(routes!(media::post))
         .routes(routes!(media::put, media::get))
         .routes(routes!(admissions::post))
         .routes(routes!(scores::post, scores::get))

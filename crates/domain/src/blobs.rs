@@ -4,13 +4,10 @@
 //! pieces in memory. BLAKE3 is a tree, so the digest of the whole follows from those of the pieces: no byte is read again
 //! when the last piece has come, and a reader of any range checks what it reads.
 
-use std::{fmt, str::FromStr};
-
 use blake3::hazmat::{self, ChainingValue, HasherExt as _, Mode};
 use bytes::Bytes;
-use memchr::memmem;
 
-use crate::{clock::Timestamp, formats::payload::Payload};
+use crate::{clock::Timestamp, formats::payload::Payload, ids::BlobDigest};
 
 /// Bytes of every piece but the last. A power of two of BLAKE3's chunks, so that a piece is a subtree.
 pub const PIECE_BYTES: u64 = 1 << 20;
@@ -18,52 +15,17 @@ pub const PIECE_BYTES: u64 = 1 << 20;
 /// The most pieces of a blob.
 pub const PIECES_MAX: u64 = 4_096;
 
-/// The most bytes of an image, or of another medium.
-pub const MEDIA_BYTES_MAX: u64 = 64 << 20;
-
-/// The most blobs that a rollout names.
-pub const NAMED_MAX: usize = 1_024;
-
 /// An upload stays for at least so long when no rollout names it. Each PUT begins this time anew.
 pub const KEPT_UNUSED_S: u64 = 24 * 3_600;
 
-/// The most bytes of all uploads that no rollout names.
+/// The most bytes of all uploads that no rollout has ever named.
 pub const UNUSED_BYTES_MAX: u64 = 16 << 30;
 
-/// The most uploads that no rollout names.
+/// The most uploads that no rollout has ever named.
 pub const UNUSED_MAX: u64 = 100_000;
-
-/// What the address of a blob in a message begins with.
-pub const SCHEME: &str = "forebay:";
 
 /// The form of a payload that is a piece of a blob: its bytes as they are. Forms of trajectories have lower numbers.
 const PIECE_CODEC: u32 = 1 << 16;
-
-/// The BLAKE3 digest of a blob, which is its name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct BlobDigest(pub [u8; 32]);
-
-/// A text is not the name of a blob.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("must be the BLAKE3 digest of the bytes: 64 hexadecimal digits in lower case")]
-pub struct InvalidDigest;
-
-impl FromStr for BlobDigest {
-    type Err = InvalidDigest;
-
-    fn from_str(text: &str) -> Result<Self, InvalidDigest> {
-        // Only in one form, so that equal names are equal texts.
-        let is_lower = text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
-        let digest = blake3::Hash::from_hex(text).ok().filter(|_| is_lower);
-        digest.map(|digest| Self(*digest.as_bytes())).ok_or(InvalidDigest)
-    }
-}
-
-impl fmt::Display for BlobDigest {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&blake3::Hash::from_bytes(self.0).to_hex())
-    }
-}
 
 /// A blob as far as it is stored.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -144,34 +106,6 @@ fn subtree(bytes: u64, pieces: &[[u8; 32]]) -> ChainingValue {
     *only
 }
 
-/// The keys under which the addresses of media stand in messages: `{"image_url": {"url": ...}}` as `OpenAI` has it,
-/// `{"type": "image", "image": ...}` as processors of Hugging Face do.
-const MEDIA_KEYS: [&str; 5] = ["url", "image_url", "image", "video", "audio"];
-
-/// The blobs that messages name, each once, in the order in which they first do.
-///
-/// Only an address that is the value of a key for media counts, so that what a model writes names nothing. Inside of a
-/// text, quotes are escaped, so the bytes before a quote that is none say what it belongs to.
-#[must_use]
-pub fn named_in(messages: &str) -> Vec<BlobDigest> {
-    let mut found = Vec::new();
-    let mut seen = std::collections::HashSet::new();
-    for at in memmem::find_iter(messages.as_bytes(), "\"forebay:") {
-        let digest = messages[at + 1 + SCHEME.len()..].split('"').next().and_then(|text| text.parse().ok());
-        if let Some(digest) = digest.filter(|_| is_value_of_media_key(&messages[..at]))
-            && seen.insert(digest)
-        {
-            found.push(digest);
-        }
-    }
-    found
-}
-
-fn is_value_of_media_key(before: &str) -> bool {
-    let key = before.trim_ascii_end().strip_suffix(':').and_then(|key| key.trim_ascii_end().strip_suffix('"'));
-    key.is_some_and(|key| MEDIA_KEYS.iter().any(|name| key.strip_suffix(name).is_some_and(|open| open.ends_with('"'))))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -207,36 +141,5 @@ mod tests {
             }
             assert_eq!(digest_of(length as u64, &digests[1..]), None);
         }
-    }
-
-    #[test]
-    fn a_digest_is_written_in_one_way() {
-        let text = blake3::hash(b"x").to_hex().to_string();
-        assert_eq!(text.parse::<BlobDigest>().map(|digest| digest.to_string()), Ok(text.clone()));
-        for wrong in [text.to_uppercase(), text[1..].to_owned(), format!("{text}0"), text.replacen('0', "g", 1)] {
-            assert_eq!(wrong.parse::<BlobDigest>(), Err(InvalidDigest), "{wrong}");
-        }
-    }
-
-    #[test]
-    fn only_the_address_of_a_medium_names_a_blob() {
-        let of = |byte: u8| BlobDigest([byte; 32]);
-        let [one, two] = [of(1), of(2)].map(|digest| format!("{SCHEME}{digest}"));
-        let messages = serde_json::json!([
-            {"role": "user", "content": [
-                {"type": "image_url", "image_url": {"url": one}},
-                {"type": "image", "image": two},
-                {"type": "image_url", "image_url": {"detail": "low", "url": one}},
-                {"type": "text", "text": one},
-                {"type": "text", "text": format!("{{\"url\": \"{}\"}}", of(3))},
-                {"type": "image_url", "image_url": {"url": "forebay:0123"}},
-            ]},
-            {"role": "assistant", "content": format!("{SCHEME}{}", of(4))},
-        ]);
-        let expected = [of(1), of(2)];
-        assert_eq!(named_in(&messages.to_string()), expected);
-        let pretty = serde_json::to_string_pretty(&messages).expect("it is JSON");
-        assert_eq!(named_in(&pretty), expected);
-        assert_eq!(named_in("[]"), []);
     }
 }

@@ -134,6 +134,32 @@ impl From<&RolloutId> for GroupId {
     }
 }
 
+/// The BLAKE3 digest of a blob, which is its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct BlobDigest(pub [u8; 32]);
+
+/// A text is not the name of a blob.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("must be the BLAKE3 digest of the bytes: 64 hexadecimal digits in lower case")]
+pub struct InvalidDigest;
+
+impl FromStr for BlobDigest {
+    type Err = InvalidDigest;
+
+    fn from_str(text: &str) -> Result<Self, InvalidDigest> {
+        // Only in one form, so that equal names are equal texts.
+        let is_lower = text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+        let digest = blake3::Hash::from_hex(text).ok().filter(|_| is_lower);
+        digest.map(|digest| Self(*digest.as_bytes())).ok_or(InvalidDigest)
+    }
+}
+
+impl fmt::Display for BlobDigest {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&blake3::Hash::from_bytes(self.0).to_hex())
+    }
+}
+
 /// The caller that shares of scarce resources are counted by: the id of its key.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct CallerId(Arc<str>);

@@ -19,8 +19,8 @@
 //! Each of these has the requests and answers of the store, which are plain types, beside the decisions about them.
 //!
 //! - [`rules`]: the rules of a policy and the filters in them; [`policies`]: a policy as it is stored.
-//! - [`formats`]: what is stored and hashed: payloads, canonical content, seals. [`blobs`]: bytes that rollouts name, such as
-//!   images.
+//! - [`formats`]: what is stored and hashed: payloads, canonical content, seals. [`blobs`]: bytes that rollouts name by their
+//!   digest, as messages name [`media`].
 //! - [`states`]: the states of groups, batches and rollouts, and who changes them; [`tally`]: how many there are of each;
 //!   [`reasons`]: why they ended there.
 //! - [`access`]: keys, and which policies they may access.
@@ -39,6 +39,8 @@ pub mod assemble;
 pub mod session;
 
 pub mod blobs;
+pub mod media;
+pub mod memory;
 pub mod surrogates;
 pub mod warnings;
 

@@ -3,6 +3,7 @@
 use forebay_wire::Violation;
 
 use super::{
+    blobs::{UNUSED_BYTES_MAX, UNUSED_MAX},
     evaluation::EvaluationRequest,
     ids::{Epoch, PolicyName, Step, Version},
     states::{GroupState, SessionState, Verdict},
@@ -260,6 +261,12 @@ pub enum Refusal {
     /// The session stands for no model with this name.
     #[error("the session has no model `{0}`")]
     UnknownModel(String),
+    /// Uploads that no rollout has named are as many as there may be.
+    #[error(
+        "there is no room for more uploads that no rollout has named: all of them may have {UNUSED_BYTES_MAX} bytes and be \
+         {UNUSED_MAX}; post the rollouts that name them, those that stay without one are deleted a day after they came"
+    )]
+    TooManyUploads,
     /// The caller's permission ended while the request waited.
     #[error("the key was revoked, or has expired, while the request waited")]
     PermissionEnded,

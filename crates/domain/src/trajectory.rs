@@ -12,7 +12,6 @@ use forebay_wire::{self as wire, Requirement, Retries, Sampling, Segment, Status
 use serde_json::value::RawValue;
 
 use crate::{
-    blobs::{self, BlobDigest},
     credit::{self, Turn},
     evals::Evaluates,
     formats::{
@@ -20,7 +19,9 @@ use crate::{
         codes,
         columns::little_endian,
     },
-    ids::{AdmissionId, ExecutionId, GroupId, InvalidId, PolicyName, RolloutId, Version},
+    ids::{AdmissionId, BlobDigest, ExecutionId, GroupId, InvalidId, PolicyName, RolloutId, Version},
+    media::{self, Inline},
+    memory::{Memory, NoMemory},
     staleness::{TrainedSpan, TrainedVersions},
     surrogates::LoneSurrogates,
     turn_calls::TurnCalls,
@@ -67,6 +68,8 @@ pub struct Trajectory {
     pub messages: Option<Box<RawValue>>,
     /// The media that its messages name, each once.
     pub media: Vec<BlobDigest>,
+    /// Those of them that it had as data URLs.
+    pub inline: Vec<Inline>,
     pub content: ContentDigest,
     /// What became of its turns, if it was posted as turns.
     pub assembly: Option<wire::Assembly>,
@@ -74,14 +77,6 @@ pub struct Trajectory {
     /// differ.
     pub others: Vec<(Retries, Self)>,
 }
-
-/// Asks for this many bytes of memory, for segments that are larger than the turns they are assembled from.
-pub type Memory<'m> = dyn FnMut(usize) -> bool + 'm;
-
-/// There is no memory for the segments that turns would be assembled into.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there is no memory for the segments that the turns would be assembled into")]
-pub struct NoMemory;
 
 /// The facts about a rollout that rules and the ledger use without reading its payload.
 #[derive(Debug, Clone)]
@@ -242,6 +237,7 @@ impl Trajectory {
         memory: &mut Memory<'_>,
     ) -> Result<Result<Self, Vec<Violation>>, NoMemory> {
         let replaced = limits.lone_surrogates.replace(&mut sent);
+        let inline = take_inline(&mut sent, memory)?;
         let mut found = Violations::default();
         let policy = found.id("/policy", sent.policy.as_deref(), PolicyName::parse).unwrap_or_default();
         let named_rollout = found.id("/rollout_id", sent.rollout_id.as_deref(), RolloutId::parse);
@@ -264,9 +260,9 @@ impl Trajectory {
         turns::check(&sent, limits, &mut found);
         let messages = found.json("/messages", sent.messages.as_deref(), usize::MAX, JsonKind::Array);
         let metadata = found.json("/metadata", sent.metadata.as_deref(), limits.metadata_bytes_max, JsonKind::Object);
-        let media = sent.messages.as_deref().map_or_else(Vec::new, |messages| blobs::named_in(messages.get()));
-        let most = format!("must name at most {} media", blobs::NAMED_MAX);
-        found.require(media.len() <= blobs::NAMED_MAX, "/messages", &most);
+        let media = sent.messages.as_deref().map_or_else(Vec::new, |messages| media::named_in(messages.get()));
+        let most = format!("must name at most {} media", media::NAMED_MAX);
+        found.require(media.len() <= media::NAMED_MAX, "/messages", &most);
         if !found.0.is_empty() {
             return Ok(Err(found.0));
         }
@@ -301,6 +297,7 @@ impl Trajectory {
                 segments: sent.segments,
                 messages: sent.messages,
                 media: media.clone(),
+                inline: inline.clone(),
                 content,
                 assembly,
                 others,
@@ -317,6 +314,14 @@ impl Trajectory {
         let others = assembled.others.into_iter().map(of_rule).collect();
         Ok(Ok(checked(sent, Retries::default(), Some(assembled.form), others)))
     }
+}
+
+/// Takes the data URLs out of messages.
+fn take_inline(sent: &mut wire::Trajectory, memory: &mut Memory<'_>) -> Result<Vec<Inline>, NoMemory> {
+    let Some(messages) = &sent.messages else { return Ok(Vec::new()) };
+    let Some((messages, inline)) = media::take_inline(messages.get(), memory)? else { return Ok(Vec::new()) };
+    sent.messages = Some(RawValue::from_string(messages).expect("a text of JSON is replaced by another"));
+    Ok(inline)
 }
 
 /// The violations found so far, bounded in number.

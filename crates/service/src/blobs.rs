@@ -2,19 +2,82 @@
 //!
 //! Pieces are hashed here, before the store has them and after it has read them.
 
-use std::ops::Range;
+use std::{
+    collections::BTreeMap,
+    ops::Range,
+    time::{Duration, Instant},
+};
 
 use bytes::Bytes;
 use forebay_bounds::work;
-use forebay_domain::blobs::{self, Blob, BlobDigest, PIECE_BYTES};
+use forebay_domain::{
+    blobs::{self, Blob, KEPT_UNUSED_S, PIECE_BYTES, UNUSED_BYTES_MAX, UNUSED_MAX},
+    ids::BlobDigest,
+    ingest::Bundle,
+    media::Inline,
+    refusal::Refusal,
+};
 pub use forebay_store::ops::blobs::Stored;
 use forebay_store::{
+    Store,
     error::StoreError,
-    ops::blobs::{BlobPk, FindBlob, KeepBlob, StorePieces},
+    ops::blobs::{BlobPk, FindBlob, KeepBlob, StorePieces, SumNeverNamed},
 };
+use tokio::sync::{Mutex, Semaphore};
 use tracing::instrument;
 
 use crate::{Buffer, error::BufferError};
+
+/// What one commit stores of a blob.
+const PART_BYTES: u64 = 4 * PIECE_BYTES;
+
+/// How often an upload begins anew because others have sent other bytes under its name.
+const ATTEMPTS: u32 = 3;
+
+/// How many parts are stored at the same time. On Postgres each takes a connection, and with objects for as long as an
+/// object store takes; leases and acks need the others.
+const STORING_MAX: usize = 4;
+
+/// How long a sum of the uploads that no rollout has named is good enough.
+const SUM_AGE: Duration = Duration::from_secs(1);
+
+/// What all uploads share.
+#[derive(Debug)]
+pub(crate) struct Uploads {
+    storing: Semaphore,
+    never_named: Mutex<NeverNamed>,
+}
+
+/// The uploads that no rollout has named, when they were last counted, with what this process has stored since.
+#[derive(Debug, Default)]
+struct NeverNamed {
+    counted: Option<Instant>,
+    blobs: u64,
+    bytes: u64,
+}
+
+impl Default for Uploads {
+    fn default() -> Self {
+        Self { storing: Semaphore::new(STORING_MAX), never_named: Mutex::default() }
+    }
+}
+
+impl Uploads {
+    /// Refuses bytes for which there is no room. Several replicas may find the same room within a second.
+    async fn take_room(&self, store: &Store, is_new: bool, bytes: u64) -> Result<(), BufferError> {
+        let mut found = self.never_named.lock().await;
+        if found.counted.is_none_or(|counted| counted.elapsed() >= SUM_AGE) {
+            let (blobs, bytes) = store.read(SumNeverNamed(UNUSED_MAX)).await?;
+            *found = NeverNamed { counted: Some(Instant::now()), blobs, bytes };
+        }
+        if is_new && found.blobs >= UNUSED_MAX || found.bytes + bytes > UNUSED_BYTES_MAX {
+            return Err(Refusal::TooManyUploads.into());
+        }
+        found.blobs += u64::from(is_new);
+        found.bytes += bytes;
+        Ok(())
+    }
+}
 
 /// A blob as far as it is stored, for reading its pieces.
 #[derive(Clone, Debug)]
@@ -24,18 +87,18 @@ pub struct FoundBlob {
 }
 
 impl Buffer {
-    /// Finds a blob.
+    /// Finds a blob that is stored whole.
     #[instrument(level = "debug", skip_all, fields(blob.digest = %digest))]
     pub async fn blob(&self, digest: BlobDigest) -> Result<Option<FoundBlob>, BufferError> {
         let found = self.store.read(FindBlob(digest)).await?;
         Ok(found.map(|(key, blob)| FoundBlob { blob, key }))
     }
 
-    /// Finds a blob, and keeps it as long as a new upload.
+    /// Finds a blob that is stored whole, and keeps it as long as a new upload, or else what is stored of one with so many
+    /// bytes.
     #[instrument(level = "debug", skip_all, fields(blob.digest = %digest))]
-    pub async fn keep_blob(&self, digest: BlobDigest) -> Result<Option<Blob>, BufferError> {
-        let found = self.store.write(KeepBlob { digest, now: self.clock.now() }).await?;
-        Ok(found.map(|(_, blob)| blob))
+    pub async fn keep_blob(&self, digest: BlobDigest, bytes: u64) -> Result<Option<Blob>, BufferError> {
+        Ok(self.store.write(KeepBlob { digest, bytes, now: self.clock.now() }).await?)
     }
 
     /// Stores the next pieces of a blob of so many bytes, from a first one on. It is durable when this returns.
@@ -48,14 +111,61 @@ impl Buffer {
         first: u64,
         body: Bytes,
     ) -> Result<Stored, BufferError> {
+        self.uploads.take_room(&self.store, first == 0, body.len() as u64).await?;
         let pieces = work::run(body.len(), || {
             let starts = (0..body.len()).step_by(PIECE_BYTES as usize);
             let pieces = starts.map(|start| body.slice(start..body.len().min(start + PIECE_BYTES as usize)));
             (first..).zip(pieces).map(|(index, piece)| blobs::piece(bytes, index, piece)).collect()
         })
         .await;
+        let _turn = self.uploads.storing.acquire().await.map_err(|_| StoreError::Closed)?;
         let store = StorePieces { digest, bytes, media_type, first, pieces, now: self.clock.now() };
         Ok(self.store.write(store).await?)
+    }
+
+    /// Stores a blob that is in memory. Returns it, and whether it is new.
+    #[instrument(level = "debug", skip_all)]
+    pub async fn store_blob(&self, bytes: Bytes, media_type: Option<String>) -> Result<(Blob, bool), BufferError> {
+        let digest = work::run(bytes.len(), || BlobDigest(*blake3::hash(&bytes).as_bytes())).await;
+        self.store_whole(digest, media_type, bytes).await
+    }
+
+    async fn store_whole(
+        &self,
+        digest: BlobDigest,
+        media_type: Option<String>,
+        bytes: Bytes,
+    ) -> Result<(Blob, bool), BufferError> {
+        let total = bytes.len() as u64;
+        let known = self.keep_blob(digest, total).await?;
+        let mut stored = match known {
+            Some(known) if known.is_complete() => return Ok((known, false)),
+            known => known.map_or(0, |known| known.stored),
+        };
+        let mut attempts = ATTEMPTS;
+        while stored < total {
+            let part = bytes.slice(stored as usize..bytes.len().min((stored + PART_BYTES) as usize));
+            match self.store_pieces(digest, total, media_type.clone(), stored / PIECE_BYTES, part).await? {
+                Stored::UpTo(now) if now > stored => stored = now,
+                // Somebody has sent other bytes under this name. They are forgotten now.
+                Stored::UpTo(_) | Stored::Differs if attempts > 0 => (stored, attempts) = (0, attempts - 1),
+                Stored::UpTo(_) | Stored::Differs => {
+                    return Err(StoreError::Corrupt(format!("others keep sending other bytes as {digest}")).into());
+                }
+            }
+        }
+        let expires_at = Some(self.clock.now().plus_seconds(KEPT_UNUSED_S));
+        Ok((Blob { digest, bytes: total, stored, media_type, expires_at }, true))
+    }
+
+    /// Stores what rollouts have as data URLs, before the rollouts that name it.
+    pub(crate) async fn store_inline(&self, bundles: &[Bundle]) -> Result<(), BufferError> {
+        let all = bundles.iter().flat_map(|bundle| bundle.iter()).flat_map(|new| &new.inline);
+        let distinct: BTreeMap<BlobDigest, &Inline> = all.map(|inline| (inline.digest, inline)).collect();
+        for Inline { digest, media_type, body } in distinct.into_values() {
+            self.store_whole(*digest, Some(media_type.clone()), body.clone()).await?;
+        }
+        Ok(())
     }
 
     /// Reads pieces of a blob that is whole, and checks them. None if they were deleted meanwhile.

@@ -11,10 +11,11 @@ use forebay_domain::{
     evaluation::{self, EvaluationRequest, REEVALUATIONS_MAX},
     ids::{ExecutionId, PolicyName},
     ingest::{Bundle, BundleOutcome, Ingest, Ingested, new_rollout::NewRollout},
+    memory::{Memory, NoMemory},
     peers::Awaited,
     refusal::Refusal,
     states::{GroupState, Verdict},
-    trajectory::{Memory, NoMemory, Trajectory, VIOLATIONS_MAX},
+    trajectory::{Trajectory, VIOLATIONS_MAX},
 };
 use forebay_store::error::StoreError;
 use forebay_wire::{self as wire, Violation};
@@ -87,6 +88,7 @@ impl Buffer {
 }
 
 pub(crate) async fn ingest_bundles(buffer: &Buffer, bundles: Vec<Bundle>) -> Result<Vec<BundleOutcome>, BufferError> {
+    buffer.store_inline(&bundles).await?;
     let bundles = Arc::new(bundles);
     evaluate_filters(&bundles, likely_requests(buffer, &bundles)).await?;
     let mut outcomes = ingest_existing(buffer, Arc::clone(&bundles)).await?;

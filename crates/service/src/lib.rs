@@ -131,6 +131,7 @@ pub struct Parts {
     teachers: Arc<dyn Teachers>,
     conversations: Arc<dyn Conversations>,
     insights: Arc<insight::Insights>,
+    uploads: Arc<blobs::Uploads>,
 }
 
 impl Deref for Buffer {
@@ -177,6 +178,7 @@ impl Buffer {
             teachers: Arc::new(NoTeachers),
             conversations: Arc::new(NoConversations),
             insights: Arc::default(),
+            uploads: Arc::default(),
         };
         let buffer = Self { parts: Arc::new(parts), acting: None };
         service_time::start_clock(&buffer).await?;

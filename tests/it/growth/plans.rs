@@ -12,8 +12,8 @@ use sqlx::{AssertSqlSafe, Connection as _, PgConnection, Row as _, SqliteConnect
 
 use super::Walked;
 
-/// Tables with one row for every rollout, group, batch, session or call that ever arrived, or for every minute or step.
-const GROWING: [&str; 21] = [
+/// Tables with one row for every rollout, group, batch, session, call or upload that ever arrived, or for every minute or step.
+const GROWING: [&str; 23] = [
     "rollout",
     "rollout_group",
     "payload",
@@ -35,6 +35,8 @@ const GROWING: [&str; 21] = [
     "step_log",
     "journal",
     "waiting_consumer",
+    "blob",
+    "blob_use",
 ];
 
 /// Columns that only identify the policy: a search by them alone reads everything that the policy ever had.
@@ -320,4 +322,11 @@ const FILL: &str = "
     INSERT INTO waiting_consumer (policy_pk, consumer, since_us, asked_us, until_us)
     SELECT -1 - n % 100, 'consumer' || n, n, n, n
     FROM generate_series($FIRST, $LAST) AS n;
+    INSERT INTO blob (digest, bytes, stored, kept_until_us, expires_us)
+    SELECT decode(md5('blob' || n), 'hex'), 8, 8, 4000000000000000 + n, CASE WHEN n % 100 = 0 THEN 4000000000000000 + n END
+    FROM generate_series($FIRST, $LAST) AS n;
+    INSERT INTO blob_use (rollout_pk, blob_pk)
+    SELECT r.rollout_pk, (SELECT MAX(blob_pk) FROM blob) - r.rollout_pk % 1000
+    FROM rollout AS r
+    WHERE r.unpacked_bytes = 8 AND r.received_us >= $FIRST;
 ";

@@ -12,10 +12,11 @@ use std::{
 use forebay::config::Config;
 use forebay_domain::{
     batch::BatchSize,
+    blobs::{self, KEPT_UNUSED_S, PIECE_BYTES},
     clock::{AnchoredClock, Clock as _, Timestamp},
     facades::FacadeState,
     formats::call::{CallColumns, pack_text},
-    ids::{Epoch, ExecutionId, GroupPk, PolicyName, RolloutId, Version},
+    ids::{BlobDigest, Epoch, ExecutionId, GroupPk, PolicyName, RolloutId, Version},
     lease::Batch,
     lineage::Publish,
     looking::history::ReadHistory,
@@ -29,6 +30,7 @@ use forebay_service::{Buffer, lease::Holder, reading::Reader};
 use forebay_store::{
     self as store, Store,
     ops::{
+        blobs::{FindBlob, KeepBlob, RetireBlobs, StorePieces, Stored},
         epochs::BeginEpochs,
         facades::{FindFacadeState, ListReadyGroups, NewestMembers, WriteFacadeState},
         policy::{FindPolicy, ListPolicies, PublishVersion},
@@ -50,7 +52,8 @@ use super::{Walked, named_in, names_of};
 use crate::support::{rollout, with};
 
 /// Files with statements that no request runs.
-pub(super) const FILES: [&str; 9] = [
+pub(super) const FILES: [&str; 10] = [
+    "ops/blobs.rs",
     "unused_rules.rs",
     "epochs.rs",
     "session/attempts.rs",
@@ -76,6 +79,7 @@ pub(super) async fn walked(database: &str) -> Vec<Walked> {
     read_by_name(store.clone()).await;
     keep_run(&store).await;
     take_snapshots(&store).await;
+    upload(&store).await;
     store.close().await;
     // Other tests of this process run statements at the same time.
     let names = named_in(|path| FILES.iter().any(|file| path.ends_with(file)));
@@ -104,6 +108,26 @@ async fn take_snapshots(store: &Store) {
     let policy = store.read(FindPolicy(policy)).await.expect("answered").expect("every service has it").policy_pk;
     let from = start / 60_000_000 - 60;
     store.read(ReadHistory { policy, from, to: from + 120, step: 1 }).await.expect("answered");
+}
+
+/// Uploads that go on, that are others than their digests say, and that expire.
+async fn upload(store: &Store) {
+    let (image, now) = (vec![7; PIECE_BYTES as usize + 1], AnchoredClock::new().now());
+    let [right, wrong] = [&image[..], b"other"].map(|bytes| BlobDigest(*blake3::hash(bytes).as_bytes()));
+    let bytes = image.len() as u64;
+    let pieces =
+        |from: usize, to: usize| vec![blobs::piece(bytes, from as u64 / PIECE_BYTES, image[from..to].to_vec().into())];
+    for (digest, whole) in [(right, Stored::UpTo(bytes)), (wrong, Stored::Differs)] {
+        let store_pieces = |first, pieces| StorePieces { digest, bytes, media_type: None, first, pieces, now };
+        let first = store.write(store_pieces(0, pieces(0, PIECE_BYTES as usize))).await.expect("answered");
+        assert_eq!(first, Stored::UpTo(PIECE_BYTES));
+        assert!(store.write(KeepBlob { digest, bytes, now }).await.expect("answered").is_some());
+        let all = store.write(store_pieces(1, pieces(PIECE_BYTES as usize, image.len()))).await.expect("answered");
+        assert_eq!(all, whole);
+    }
+    assert!(store.read(FindBlob(right)).await.expect("answered").is_some());
+    let now = now.plus_seconds(2 * KEPT_UNUSED_S);
+    assert!(store.write(RetireBlobs { now, limit: 10 }).await.expect("answered") > 0);
 }
 
 /// Reads a batch as a consumer that is known by its name.

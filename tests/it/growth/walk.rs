@@ -477,7 +477,11 @@ async fn pass_time(url: &str) {
         "retention": retention});
     let brief = Caller::of(url, "brief", rules).await;
     brief.post("/admissions", json!({"policy": "brief", "rollouts": 4})).await;
-    brief.accept(member("overdue", 0, 1.0)).await;
+    let image = blake3::hash(b"image");
+    let put = brief.http.put(format!("{url}/media/{image}")).body("image").send().await;
+    assert!(put.expect("the service answers").status().is_success());
+    let named = json!({"messages": [{"image_url": {"url": format!("forebay:{image}")}}]});
+    brief.accept(with(member("overdue", 0, 1.0), named)).await;
     for name in ["acked", "expired"] {
         for index in 0..2 {
             brief.accept(member(name, index, index as f64)).await;

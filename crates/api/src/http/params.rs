@@ -6,9 +6,8 @@ use axum::{
 };
 use forebay_domain::{
     access::{Grant, key::KeyId},
-    blobs::{BlobDigest, InvalidDigest},
     clock::Timestamp,
-    ids::{BatchId, Epoch, InvalidId, PolicyName, SessionId, Step, Version},
+    ids::{BatchId, BlobDigest, Epoch, InvalidDigest, InvalidId, PolicyName, SessionId, Step, Version},
     pages::{Cursor, Order},
     refusal::Refusal,
     session::Session,

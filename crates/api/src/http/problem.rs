@@ -238,6 +238,7 @@ impl From<Refusal> for Failure {
             Refusal::PermissionEnded | Refusal::UnknownSessionKey => {
                 (S::UNAUTHORIZED, "unauthorized", "A valid key is needed")
             }
+            Refusal::TooManyUploads => (S::SERVICE_UNAVAILABLE, "too-many-uploads", "Too many uploads"),
             Refusal::TooManyWaiters { .. } | Refusal::TooManyWaitersOfKey { .. } => {
                 (S::SERVICE_UNAVAILABLE, "too-many-waiters", "Too many requests are waiting")
             }
@@ -272,6 +273,7 @@ impl From<Refusal> for Failure {
             | Refusal::NoRoom(..)
             | Refusal::SessionChanged
             | Refusal::TeacherFailed { .. }
+            | Refusal::TooManyUploads
             | Refusal::TooManyWaiters { .. }
             | Refusal::TooManyWaitersOfKey { .. } => failure.retry(),
             _ => failure,

@@ -4,7 +4,7 @@
 //! | calls | produce | score | train | read | admin |
 //! |---|---|---|---|---|---|
 //! | `POST /admissions`, `POST /trajectories`, `POST /imports/{format}` | x | | | | x |
-//! | `PUT /media/{digest}` | x | | | | x |
+//! | `POST /media`, `PUT /media/{digest}` | x | | | | x |
 //! | `GET /media/{digest}` | x | x | x | x | x |
 //! | `POST /sessions`, resume, saved states, finish, abort | x | | | | x |
 //! | `POST /scores` | x | x | | | x |
@@ -53,6 +53,7 @@ const ROUTES: &[(&str, &str, Needs)] = &[
     ("POST", "/admissions", By(&[Produce, Admin])),
     ("POST", "/trajectories", By(&[Produce, Admin])),
     ("POST", "/imports/{format}", By(&[Produce, Admin])),
+    ("POST", "/media", By(&[Produce, Admin])),
     ("PUT", "/media/{digest}", By(&[Produce, Admin])),
     ("GET", "/media/{digest}", By(&[Produce, Score, Train, Read, Admin])),
     ("GET", "/trajectories", By(&[Produce, Score, Read, Admin])),

@@ -8,18 +8,23 @@ use std::{ops::Range, sync::Arc};
 
 use axum::{
     Json as Answer,
-    body::Body,
+    body::{Body, HttpBody as _},
     extract::State,
-    http::{HeaderMap, HeaderValue, StatusCode, header},
+    http::{HeaderMap, HeaderValue, Method, StatusCode, header},
     response::{IntoResponse as _, Response},
 };
 use bytes::Bytes;
-use forebay_bounds::budget::{Shares, arriving::InParts, paid};
+use forebay_bounds::budget::{Owner, Shares, arriving::InParts, paid};
 use forebay_domain::{
-    blobs::{self, Blob, BlobDigest, KEPT_UNUSED_S, MEDIA_BYTES_MAX, PIECE_BYTES, SCHEME, UNUSED_BYTES_MAX},
+    blobs::{self, Blob, KEPT_UNUSED_S, PIECE_BYTES},
+    ids::BlobDigest,
+    media::{MEDIA_BYTES_MAX, MEDIA_TYPE_BYTES_MAX, SCHEME},
     refusal::Refusal,
 };
-use forebay_service::blobs::{FoundBlob, Stored};
+use forebay_service::{
+    Buffer,
+    blobs::{FoundBlob, Stored},
+};
 use forebay_wire::Upload;
 use futures::{StreamExt as _, stream};
 
@@ -27,7 +32,7 @@ use crate::{
     Api,
     http::{
         accept::knows,
-        body,
+        body::{self, ReadBody},
         budgets::IsPaid,
         guard::{Caller, owner},
         pages::FIRST_PAGE_WAIT,
@@ -39,9 +44,6 @@ use crate::{
 
 /// Pieces that are stored by one commit, or sent together.
 const PART_PIECES: u64 = 4;
-
-/// The longest media type.
-const MEDIA_TYPE_BYTES_MAX: usize = 100;
 
 /// Upload an image
 ///
@@ -81,14 +83,64 @@ pub(crate) async fn put(
     mut body: Body,
 ) -> Result<Response, Failure> {
     let uploaded = match Sent::of(&headers) {
-        Ok(sent) => receive(&api, owner(&grant), digest, sent, &headers, &mut body).await,
+        Ok(sent) => receive(&api, owner(&grant), digest, sent, &mut body).await,
         Err(failure) => Err(failure),
     };
-    if uploaded.is_err() && !headers.contains_key(header::EXPECT) {
+    // Nothing of a body is left, or the client does not send it before it is asked to.
+    if !is_held_back(&headers, &body) {
         body::discard_body(body).await;
     }
     let (blob, status) = uploaded?;
     Ok((status, Answer(on_wire(&blob))).into_response())
+}
+
+/// Upload an image without its digest
+///
+/// As the PUT, but the service computes the digest. Of an upload that breaks off nothing is stored.
+#[utoipa::path(
+    post,
+    path = "/media",
+    operation_id = "post_media",
+    tag = "agents",
+    request_body(content = AnyContent, content_type = "application/octet-stream", description = "The bytes. Their Content-Type is kept."),
+    responses(
+        (status = 201, description = "It is stored", body = Upload),
+        (status = 200, description = "It was stored before", body = Upload),
+        (status = 413, description = "It has more bytes than a body, or than 64 MiB"),
+        (status = 503, description = "The byte budget is used up, the store cannot write, or there are too many uploads that no rollout names"),
+    )
+)]
+pub(crate) async fn post(
+    State(api): State<Api>,
+    Caller(grant): Caller,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, Failure> {
+    body::refuse_coding(&headers)?;
+    let media_type = media_type(&headers)?;
+    if !api.buffer.is_writable() {
+        return Err(Failure::unwritable());
+    }
+    let limits =
+        body::BodyLimits { body_bytes_max: api.limits.body_bytes_max.min(MEDIA_BYTES_MAX as usize), ..api.limits };
+    let ReadBody { bytes, shares } = body::read(&api.budgets.posts, owner(&grant), limits, &headers, body).await?;
+    if bytes.is_empty() {
+        return Err(Failure::invalid("", "an upload has at least one byte"));
+    }
+    let store = move |buffer: Buffer| async move {
+        let stored = buffer.store_blob(bytes, media_type).await;
+        drop(shares);
+        stored
+    };
+    let (blob, is_new) = api.run_uncancelled(store).await?;
+    let status = if is_new { StatusCode::CREATED } else { StatusCode::OK };
+    Ok((status, Answer(on_wire(&blob))).into_response())
+}
+
+/// Whether the client waits for `100 Continue`, which it gets when the first of its bytes are read.
+fn is_held_back(headers: &HeaderMap, body: &Body) -> bool {
+    let announced = body::declared_length(headers).map(|length| length as u64);
+    headers.contains_key(header::EXPECT) && announced.is_some() && body.size_hint().exact() == announced
 }
 
 /// What the head of a PUT says.
@@ -160,72 +212,57 @@ fn media_type(headers: &HeaderMap) -> Result<Option<String>, Failure> {
 /// Stores what is new in a body.
 async fn receive(
     api: &Api,
-    owner: forebay_bounds::budget::Owner,
+    owner: Owner,
     digest: BlobDigest,
     sent: Sent,
-    headers: &HeaderMap,
     body: &mut Body,
 ) -> Result<(Blob, StatusCode), Failure> {
     if !api.buffer.is_writable() {
         return Err(Failure::unwritable());
     }
     let Sent { total, range, media_type } = sent;
-    let known = api.run_uncancelled(move |buffer| async move { buffer.keep_blob(digest).await }).await?;
-    // Only one length is the right one: that of a blob that is whole.
-    let known = known.filter(|known| known.bytes == total || known.is_complete());
-    match known {
-        Some(known) if known.is_complete() && known.bytes == total => {
-            // Whoever waits for `100 Continue` sends nothing then.
-            if !headers.contains_key(header::EXPECT) {
-                body::discard_body(std::mem::take(body)).await;
-            }
-            return Ok((known, StatusCode::OK));
-        }
-        Some(known) if known.is_complete() => return Err(mismatch(digest)),
-        known => {
-            let stored = known.map_or(0, |known| known.stored);
-            let blob = |stored| Blob {
-                digest,
-                bytes: total,
-                stored,
-                media_type: media_type.clone(),
-                expires_at: Some(api.buffer.now().plus_seconds(KEPT_UNUSED_S)),
-            };
-            if range.is_empty() {
-                return Ok((blob(stored), StatusCode::ACCEPTED));
-            }
-            if range.start > stored {
-                let failure = Failure::new(StatusCode::CONFLICT, "upload-gap", "The bytes before these are not stored");
-                let first = range.start;
-                return Err(failure.detail(format!("{stored} bytes are stored, and these begin with byte {first}")));
-            }
-            // What is behind the last whole piece is sent again with the rest.
-            let end = if range.end == total { total } else { range.end - range.end % PIECE_BYTES };
-            if end <= stored {
-                body::discard_body(std::mem::take(body)).await;
-                return Ok((blob(stored), StatusCode::ACCEPTED));
-            }
-            let mut parts = body::in_parts(&api.budgets.posts, owner, api.limits, range.end - range.start).await?;
-            if !parts.skip(body, stored - range.start).await.map_err(body::unread_part)? {
-                return Err(body::incomplete());
-            }
-            let stored = store(api, &blob(stored), end, &mut parts, body).await?;
-            if stored < range.end {
-                body::discard_body(std::mem::take(body)).await;
-            }
-            let status = if stored == total { StatusCode::CREATED } else { StatusCode::ACCEPTED };
-            Ok((blob(stored), status))
-        }
+    let known = api.run_uncancelled(move |buffer| async move { buffer.keep_blob(digest, total).await }).await?;
+    let stored = match known {
+        Some(known) if known.bytes != total => return Err(mismatch(digest)),
+        Some(known) if known.is_complete() => return Ok((known, StatusCode::OK)),
+        known => known.map_or(0, |known| known.stored),
+    };
+    let blob = |stored| Blob {
+        digest,
+        bytes: total,
+        stored,
+        media_type: media_type.clone(),
+        expires_at: Some(api.buffer.now().plus_seconds(KEPT_UNUSED_S)),
+    };
+    if range.start > stored {
+        let failure = Failure::new(StatusCode::CONFLICT, "upload-gap", "The bytes before these are not stored");
+        let first = range.start;
+        return Err(failure.detail(format!("{stored} bytes are stored, and these begin with byte {first}")));
     }
+    // What is behind the last whole piece is sent again with the rest.
+    let end = if range.end == total { total } else { range.end - range.end % PIECE_BYTES };
+    if end <= stored {
+        return Ok((blob(stored), StatusCode::ACCEPTED));
+    }
+    let mut parts = body::in_parts(&api.budgets.posts, owner, api.limits, range.end - range.start).await?;
+    if !parts.skip(body, stored - range.start).await.map_err(body::unread_part)? {
+        return Err(body::incomplete());
+    }
+    let stored = store(api, &blob(stored), end, &mut parts, body).await?;
+    let status = if stored == total { StatusCode::CREATED } else { StatusCode::ACCEPTED };
+    Ok((blob(stored), status))
 }
 
 /// Stores the bytes from those that are stored up to `end`, a part while the next one arrives. Returns how many are stored
 /// then: fewer if an upload of the same bytes began anew, and more if one overtook this.
 async fn store(api: &Api, blob: &Blob, end: u64, parts: &mut InParts, body: &mut Body) -> Result<u64, Failure> {
     let (mut stored, mut at) = (blob.stored, blob.stored);
+    // Two parts are in memory at once. A small budget has room for several uploads all the same.
+    let pieces = api.budgets.posts.bytes() as u64 / (8 * PIECE_BYTES);
+    let part_bytes = pieces.clamp(1, PART_PIECES) * PIECE_BYTES;
     let mut arrived: Option<(Bytes, Shares)> = None;
     loop {
-        let wanted = (end - at).min(PART_PIECES * PIECE_BYTES);
+        let wanted = (end - at).min(part_bytes);
         let written = async {
             match arrived.take() {
                 Some((part, shares)) => store_part(api, blob, stored, part, shares).await,
@@ -258,14 +295,6 @@ async fn store_part(api: &Api, blob: &Blob, from: u64, part: Bytes, shares: Shar
     match stored {
         Stored::UpTo(stored) => Ok(stored),
         Stored::Differs => Err(mismatch(digest)),
-        Stored::NoRoom => {
-            let failure =
-                Failure::new(StatusCode::SERVICE_UNAVAILABLE, "too-many-uploads", "There are too many uploads");
-            Err(failure.retry().detail(format!(
-                "uploads that no rollout names have nearly {UNUSED_BYTES_MAX} bytes: post the rollouts that name them; the others \
-                 are deleted a day after they came"
-            )))
-        }
     }
 }
 
@@ -310,6 +339,7 @@ fn on_wire(blob: &Blob) -> Upload {
 pub(crate) async fn get(
     State(api): State<Api>,
     DigestPath(digest): DigestPath,
+    method: Method,
     headers: HeaderMap,
 ) -> Result<Response, Failure> {
     let found = api.buffer.blob(digest).await?.filter(|found| found.blob.is_complete());
@@ -325,7 +355,9 @@ pub(crate) async fn get(
     if is_known {
         return Ok((StatusCode::NOT_MODIFIED, head).into_response());
     }
-    let asked = headers.get(header::RANGE).map(|asked| asked.to_str().ok().and_then(|asked| range(asked, total)));
+    // Other units than bytes are ignored, as RFC 9110 has it.
+    let asked = headers.get(header::RANGE).and_then(|asked| asked.to_str().ok()?.strip_prefix("bytes="));
+    let asked = asked.map(|asked| range(asked, total));
     let (status, wanted) = match asked {
         None => (StatusCode::OK, 0..total),
         Some(Some(wanted)) => (StatusCode::PARTIAL_CONTENT, wanted),
@@ -342,17 +374,21 @@ pub(crate) async fn get(
         head.insert(header::CONTENT_RANGE, HeaderValue::try_from(text).expect("digits are allowed in headers"));
     }
     head.insert(header::CONTENT_LENGTH, HeaderValue::from(wanted.end - wanted.start));
-    let media_type = found.blob.media_type.as_deref().and_then(|text| HeaderValue::try_from(text).ok());
-    head.insert(
-        header::CONTENT_TYPE,
-        media_type.unwrap_or_else(|| HeaderValue::from_static("application/octet-stream")),
-    );
+    // Scripts and pages are not served as such.
+    let is_medium = |text: &&str| ["image/", "audio/", "video/"].iter().any(|kind| text.starts_with(kind));
+    let media_type = found.blob.media_type.as_deref().filter(is_medium);
+    let media_type = media_type.and_then(|text| HeaderValue::try_from(text).ok());
+    let unknown = HeaderValue::from_static("application/octet-stream");
+    head.insert(header::CONTENT_TYPE, media_type.unwrap_or(unknown));
     // Whatever it says it is, a browser that opens it runs nothing.
     head.insert(
         header::CONTENT_SECURITY_POLICY,
         HeaderValue::from_static("sandbox; default-src 'none'; frame-ancestors 'none'"),
     );
-    let mut reading = Reading { api, found, wanted };
+    if method == Method::HEAD {
+        return Ok((status, head).into_response());
+    }
+    let mut reading = Reading { api, found, wanted, is_first: true };
     // The first part is read before the head is sent, so that an error can still become a problem document.
     let first = reading.next().await?;
     let rest = stream::try_unfold(reading, |mut reading| async move {
@@ -378,9 +414,9 @@ pub(crate) async fn get(
     Ok(response)
 }
 
-/// The bytes that a `Range` asks for; none if there are no such bytes, or it asks for several ranges.
+/// The bytes that a `Range` of bytes asks for; none if there are no such bytes, or it asks for several ranges.
 fn range(asked: &str, total: u64) -> Option<Range<u64>> {
-    let (first, last) = asked.strip_prefix("bytes=")?.trim().split_once('-')?;
+    let (first, last) = asked.trim().split_once('-')?;
     let range = match (first, last) {
         ("", count) => total.saturating_sub(count.parse().ok()?)..total,
         (first, "") => first.parse().ok()?..total,
@@ -394,6 +430,7 @@ struct Reading {
     api: Api,
     found: FoundBlob,
     wanted: Range<u64>,
+    is_first: bool,
 }
 
 impl Reading {
@@ -401,8 +438,15 @@ impl Reading {
     async fn next(&mut self) -> Result<Vec<Bytes>, Failure> {
         let first = self.wanted.start / PIECE_BYTES;
         let pieces = first..(first + PART_PIECES).min(blobs::pieces(self.wanted.end));
-        let bytes = ((pieces.end - pieces.start) * PIECE_BYTES) as usize;
-        let share = Arc::new(self.api.budgets.samples.wait_at_most(FIRST_PAGE_WAIT, bytes).await?);
+        let bytes = ((pieces.end * PIECE_BYTES).min(self.found.blob.bytes) - pieces.start * PIECE_BYTES) as usize;
+        let budget = &self.api.budgets.samples;
+        // Who has got the first part waits for the others, as readers of samples do.
+        let share = if std::mem::take(&mut self.is_first) {
+            budget.wait_at_most(FIRST_PAGE_WAIT, bytes).await?
+        } else {
+            budget.wait_for(bytes).await
+        };
+        let share = Arc::new(share);
         let read = self.api.buffer.pieces(&self.found, pieces.clone()).await?;
         let read = read.ok_or(Refusal::Unknown("the upload"))?;
         let frames = pieces.clone().zip(read).map(|(index, piece)| {
@@ -424,17 +468,16 @@ mod tests {
     #[test]
     fn ranges_of_requests_are_within_the_upload() {
         for (asked, expected) in [
-            ("bytes=0-9", Some(0..10)),
-            ("bytes=90-", Some(90..100)),
-            ("bytes=-10", Some(90..100)),
-            ("bytes=-1000", Some(0..100)),
-            ("bytes=99-1000", Some(99..100)),
-            ("bytes=100-", None),
-            ("bytes=9-8", None),
-            ("bytes=-0", None),
-            ("bytes=0-1,4-5", None),
-            ("items=0-1", None),
-            ("bytes=a-b", None),
+            ("0-9", Some(0..10)),
+            ("90-", Some(90..100)),
+            ("-10", Some(90..100)),
+            ("-1000", Some(0..100)),
+            ("99-1000", Some(99..100)),
+            ("100-", None),
+            ("9-8", None),
+            ("-0", None),
+            ("0-1,4-5", None),
+            ("a-b", None),
         ] {
             assert_eq!(range(asked, 100), expected, "{asked}");
         }

@@ -144,7 +144,7 @@ impl Arriving {
     /// The body in parts, so that one of any length is never held as a whole.
     pub fn in_parts(self) -> InParts {
         let pace = Pace::new(Instant::now(), self.limits.timeout);
-        InParts { arriving: self, pace, left: Bytes::new() }
+        InParts { arriving: self, pace, left: Bytes::new(), handed_over: Instant::now() }
     }
 
     /// A capacity that has room for what has arrived. It doubles, up to the length that is announced.
@@ -173,6 +173,8 @@ pub struct InParts {
     pace: Pace,
     /// What arrived with the last part and belongs to the next one.
     left: Bytes,
+    /// When the last part was complete. What passes until the next one is asked for is not the client's time.
+    handed_over: Instant,
 }
 
 impl InParts {
@@ -182,8 +184,12 @@ impl InParts {
         body: &mut (impl Body<Data = Bytes> + Unpin),
         bytes: usize,
     ) -> Result<(Bytes, Shares), Unread> {
+        self.pace.pause(self.handed_over.elapsed());
         let mut collected = Collected::new(bytes);
         let (mut shares, mut paid) = (Shares::default(), 0);
+        // Earlier parts are on their way to the store, and wait for no bytes.
+        self.arriving.taker.held = 0;
+        self.arriving.taker.is_large = bytes > SMALL_BYTES_MAX;
         while collected.length() < bytes {
             if self.left.is_empty() {
                 let Some(data) = self.pace.frame(body).await? else { break };
@@ -194,17 +200,18 @@ impl InParts {
             if paid < needed {
                 let missing = needed.max((2 * paid).min(bytes)) - paid;
                 let began = Instant::now();
-                self.arriving.taker.is_large |= bytes > SMALL_BYTES_MAX;
                 let share =
                     self.arriving.budget.grow(&self.arriving.taker, missing, self.arriving.limits.patience).await?;
                 self.pace.pause(began.elapsed());
                 paid += share.bytes();
+                self.arriving.taker.held = paid;
                 shares.push(share);
             }
             collected.reserve(paid)?;
             collected.extend(&data);
         }
         shares.shrink(collected.length());
+        self.handed_over = Instant::now();
         Ok((collected.into_bytes(), shares))
     }
 

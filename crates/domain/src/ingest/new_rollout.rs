@@ -5,11 +5,11 @@ use std::sync::Arc;
 use forebay_wire::{self as wire, Retries};
 
 use crate::{
-    blobs::BlobDigest,
     evals::Evaluates,
     evaluation::LatestEvaluation,
     formats::{canonical::ContentDigest, payload::Payload},
-    ids::{AdmissionId, ExecutionId, GroupId, PolicyName, RolloutId},
+    ids::{AdmissionId, BlobDigest, ExecutionId, GroupId, PolicyName, RolloutId},
+    media::Inline,
     trajectory::{Facts, Trajectory},
     turn_calls::TurnCalls,
     warnings::Warning,
@@ -36,6 +36,8 @@ pub struct NewRollout {
     pub content: ContentDigest,
     /// The media that its messages name, which must be there when it is stored.
     pub media: Vec<BlobDigest>,
+    /// Those of them that its messages had as data URLs. They are stored before it is.
+    pub inline: Vec<Inline>,
     /// Whether it is refused if its group is decided. Otherwise it is then stored with the verdict `late`.
     pub only_open: bool,
     /// The latest result of its filters.
@@ -87,6 +89,7 @@ impl NewRollout {
             admission_id: trajectory.admission_id,
             content: trajectory.content,
             media: trajectory.media,
+            inline: trajectory.inline,
             only_open: false,
             evaluation: LatestEvaluation::default(),
             form: Form { facts: trajectory.facts, payload, assembly: trajectory.assembly },
@@ -97,7 +100,7 @@ impl NewRollout {
     /// Adds what only the calls of a session say.
     pub fn mark(&mut self, marks: Marks) {
         // An engine cannot fetch our addresses, so none was sent to it: what looks like one is what a model wrote.
-        self.media = Vec::new();
+        self.media.retain(|digest| self.inline.iter().any(|inline| inline.digest == *digest));
         let facts = &mut self.form.facts;
         facts.versions.spans_assumed |= marks.version_assumed;
         facts.sampled_nothing |= marks.sampled_nothing;

@@ -14,7 +14,7 @@ use std::collections::HashMap;
 use forebay_wire::{self as wire, Retries, Segment, Turn, VersionSpan};
 
 use super::{
-    Memory, NoMemory, TrajectoryLimits, Violations, digest_spans, floats,
+    TrajectoryLimits, Violations, digest_spans, floats,
     segments::{check_logprobs, check_spans, each},
 };
 use crate::{
@@ -24,6 +24,7 @@ use crate::{
         codes,
         columns::little_endian,
     },
+    memory::{Memory, NoMemory},
     turn_calls::{self, TurnCalls},
 };
 

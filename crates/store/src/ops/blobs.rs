@@ -7,10 +7,10 @@
 use async_trait::async_trait;
 use bytes::Bytes;
 use forebay_domain::{
-    blobs::{self, Blob, BlobDigest, KEPT_UNUSED_S, PIECE_BYTES, PIECES_MAX, UNUSED_BYTES_MAX, UNUSED_MAX},
+    blobs::{self, Blob, KEPT_UNUSED_S, PIECE_BYTES, PIECES_MAX},
     clock::Timestamp,
     formats::payload::Payload,
-    ids::RolloutPk,
+    ids::{BlobDigest, RolloutPk},
 };
 use std::collections::{BTreeSet, HashMap};
 
@@ -61,7 +61,7 @@ pub(super) fn read_blob(row: &mut Row) -> Result<(BlobPk, Blob), StoreError> {
     Ok((BlobPk(row.get("blob_pk")?), blob))
 }
 
-/// A blob, as far as it is stored.
+/// A blob that is stored whole.
 pub struct FindBlob(pub BlobDigest);
 
 #[async_trait]
@@ -73,33 +73,64 @@ impl Op for FindBlob {
             "-- find_blob
             SELECT blob_pk, digest, bytes, stored, media_type, expires_us
             FROM blob
-            WHERE digest = $1",
+            WHERE digest = $1 AND stored = bytes",
         );
         let row = tx.fetch_optional(FIND_BLOB, args![&self.0.0[..]]).await?;
         row.map(|mut row| read_blob(&mut row)).transpose()
     }
 }
 
-/// Keeps a blob for as long as a new upload, and returns it.
+/// Keeps a blob that is stored whole for as long as a new upload. Returns it, or else what is stored of one with so many
+/// bytes.
 pub struct KeepBlob {
     pub digest: BlobDigest,
+    pub bytes: u64,
     pub now: Timestamp,
 }
 
 #[async_trait]
 impl Op for KeepBlob {
-    type Output = Option<(BlobPk, Blob)>;
+    type Output = Option<Blob>;
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
         const KEEP_BLOB: Statement = Statement::new(
             "-- keep_blob
             UPDATE blob
-            SET kept_until_us = $2, expires_us = CASE WHEN expires_us IS NOT NULL THEN $2 END
-            WHERE digest = $1
+            SET kept_until_us = $2, expires_us = CASE WHEN expires_us IS NOT NULL THEN CAST($2 AS BIGINT) END
+            WHERE digest = $1 AND stored = bytes
             RETURNING blob_pk, digest, bytes, stored, media_type, expires_us",
         );
-        let row = tx.fetch_optional(KEEP_BLOB, args![&self.digest.0[..], self.now.plus_seconds(KEPT_UNUSED_S)]).await?;
-        row.map(|mut row| read_blob(&mut row)).transpose()
+        const FIND_UPLOAD: Statement = Statement::new(
+            "-- find_upload
+            SELECT blob_pk, digest, bytes, stored, media_type, expires_us
+            FROM blob
+            WHERE digest = $1 AND bytes = $2",
+        );
+        let kept_until = self.now.plus_seconds(KEPT_UNUSED_S);
+        let kept = tx.fetch_optional(KEEP_BLOB, args![&self.digest.0[..], kept_until]).await?;
+        let found = match kept {
+            None => tx.fetch_optional(FIND_UPLOAD, args![&self.digest.0[..], self.bytes]).await?,
+            kept => kept,
+        };
+        found.map(|mut row| read_blob(&mut row).map(|(_, blob)| blob)).transpose()
+    }
+}
+
+/// How many blobs no rollout has ever named, and how many bytes of them are stored. At most so many are counted.
+pub struct SumNeverNamed(pub u64);
+
+#[async_trait]
+impl Op for SumNeverNamed {
+    type Output = (u64, u64);
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<(u64, u64), StoreError> {
+        const SUM_NEVER_NAMED: Statement = Statement::new(
+            "-- sum_never_named
+            SELECT COUNT(*) AS blobs, CAST(COALESCE(SUM(stored), 0) AS BIGINT) AS bytes
+            FROM (SELECT stored FROM blob WHERE was_named = 0 LIMIT $1) AS never_named",
+        );
+        let mut row = tx.fetch_one(SUM_NEVER_NAMED, args![self.0]).await?;
+        Ok((row.get("blobs")?, row.get("bytes")?))
     }
 }
 
@@ -122,8 +153,6 @@ pub enum Stored {
     UpTo(u64),
     /// All pieces are there, and they are not what the digest says. They were deleted.
     Differs,
-    /// Too many uploads are named by no rollout.
-    NoRoom,
 }
 
 #[async_trait]
@@ -140,49 +169,36 @@ impl Op for StorePieces {
         const NOTE_STORED: Statement = Statement::new(
             "-- note_stored
             UPDATE blob
-            SET bytes = $2, stored = $3, media_type = $4, kept_until_us = $5, expires_us = $5
+            SET stored = $2, media_type = $3, kept_until_us = $4, expires_us = $4
             WHERE blob_pk = $1",
         );
-        let Some((blob_pk, mut blob)) = self.lock_or_insert(tx).await? else { return Ok(Stored::NoRoom) };
-        if blob.is_complete() {
-            return Ok(if blob.bytes == self.bytes { Stored::UpTo(blob.bytes) } else { Stored::Differs });
-        }
-        if blob.bytes != self.bytes {
-            // One of both lengths is wrong, and an upload of it can never end: the latest is taken.
-            delete_pieces(tx, blob_pk, self.now).await?;
-            blob.stored = 0;
-        }
-        if blob.stored != self.first * PIECE_BYTES {
+        let (blob_pk, blob) = self.lock_or_insert(tx).await?;
+        if blob.is_complete() || blob.stored != self.first * PIECE_BYTES {
             return Ok(Stored::UpTo(blob.stored));
+        }
+        let stored = blob.stored + self.bytes() as u64;
+        // Before these pieces are in the transaction: what it takes into an object cannot leave it any more.
+        if stored == self.bytes && self.digest_with(tx, blob_pk).await? != Some(self.digest) {
+            delete_blob(tx, blob_pk, self.now).await?;
+            return Ok(Stored::Differs);
         }
         let numbered = (self.first..).zip(&self.pieces);
         let rows = numbered.map(|(index, piece)| payload_row(tx, blob_pk.piece(index), piece)).collect();
         INSERT_PAYLOADS.run(tx, rows).await?;
-        let stored = blob.stored + self.bytes() as u64;
-        if stored == self.bytes && digest_of(tx, blob_pk, self.bytes).await? != Some(self.digest) {
-            delete_blob(tx, blob_pk, self.now).await?;
-            return Ok(Stored::Differs);
-        }
         let kept_until = self.now.plus_seconds(KEPT_UNUSED_S);
-        let media_type = self.media_type.as_deref();
-        tx.guarded(NOTE_STORED, args![blob_pk.0, self.bytes, stored, media_type, kept_until], 1).await?;
+        tx.guarded(NOTE_STORED, args![blob_pk.0, stored, self.media_type.as_deref(), kept_until], 1).await?;
         Ok(Stored::UpTo(stored))
     }
 }
 
 impl StorePieces {
-    /// The row of the blob; none if it would be new and there is no room for it.
-    async fn lock_or_insert(&self, tx: &mut Tx<'_>) -> Result<Option<(BlobPk, Blob)>, StoreError> {
+    /// The row of the blob.
+    async fn lock_or_insert(&self, tx: &mut Tx<'_>) -> Result<(BlobPk, Blob), StoreError> {
         const LOCK_BLOB: Statement = locking!(
             "-- lock_blob
             SELECT blob_pk, digest, bytes, stored, media_type, expires_us
             FROM blob
-            WHERE digest = $1"
-        );
-        const SUM_UNUSED: Statement = Statement::new(
-            "-- sum_unused
-            SELECT COUNT(*) AS blobs, CAST(COALESCE(SUM(bytes), 0) AS BIGINT) AS bytes
-            FROM (SELECT bytes FROM blob WHERE expires_us IS NOT NULL LIMIT $1) AS unused",
+            WHERE digest = $1 AND bytes = $2"
         );
         // If another replica inserts it at the same time, the unique index makes one of both transactions run again.
         const INSERT_BLOB: Statement = Statement::new(
@@ -191,33 +207,29 @@ impl StorePieces {
             VALUES ($1, $2, 0, $3, $3)
             RETURNING blob_pk, digest, bytes, stored, media_type, expires_us",
         );
-        if let Some(mut row) = tx.fetch_optional(LOCK_BLOB, args![&self.digest.0[..]]).await? {
-            return read_blob(&mut row).map(Some);
-        }
-        let mut unused = tx.fetch_one(SUM_UNUSED, args![UNUSED_MAX]).await?;
-        let (count, bytes): (u64, u64) = (unused.get("blobs")?, unused.get("bytes")?);
-        if count >= UNUSED_MAX || bytes + self.bytes > UNUSED_BYTES_MAX {
-            return Ok(None);
+        if let Some(mut row) = tx.fetch_optional(LOCK_BLOB, args![&self.digest.0[..], self.bytes]).await? {
+            return read_blob(&mut row);
         }
         let kept_until = self.now.plus_seconds(KEPT_UNUSED_S);
         let mut row = tx.fetch_one(INSERT_BLOB, args![&self.digest.0[..], self.bytes, kept_until]).await?;
-        read_blob(&mut row).map(Some)
+        read_blob(&mut row)
     }
-}
 
-/// The digest of a blob whose pieces are all stored.
-async fn digest_of(tx: &mut Tx<'_>, blob: BlobPk, bytes: u64) -> Result<Option<BlobDigest>, StoreError> {
-    // The first piece has the highest key.
-    const SELECT_PIECES: Statement = Statement::new(
-        "-- select_pieces
-        SELECT digest
-        FROM payload
-        WHERE rollout_pk BETWEEN $1 AND $2
-        ORDER BY rollout_pk DESC",
-    );
-    let rows = tx.fetch_all(SELECT_PIECES, args![blob.piece(PIECES_MAX - 1), blob.piece(0)]).await?;
-    let digests = rows.into_iter().map(|mut row| row.get("digest")).collect::<Result<Vec<_>, _>>()?;
-    Ok(blobs::digest_of(bytes, &digests))
+    /// The digest of the pieces that are stored and these.
+    async fn digest_with(&self, tx: &mut Tx<'_>, blob: BlobPk) -> Result<Option<BlobDigest>, StoreError> {
+        // The first piece has the highest key.
+        const SELECT_PIECES: Statement = Statement::new(
+            "-- select_pieces
+            SELECT digest
+            FROM payload
+            WHERE rollout_pk BETWEEN $1 AND $2
+            ORDER BY rollout_pk DESC",
+        );
+        let rows = tx.fetch_all(SELECT_PIECES, args![blob.piece(PIECES_MAX - 1), blob.piece(0)]).await?;
+        let stored = rows.into_iter().map(|mut row| row.get("digest"));
+        let all = stored.chain(self.pieces.iter().map(|piece| Ok(piece.digest)));
+        Ok(blobs::digest_of(self.bytes, &all.collect::<Result<Vec<_>, _>>()?))
+    }
 }
 
 async fn delete_pieces(tx: &mut Tx<'_>, blob: BlobPk, now: Timestamp) -> Result<(), StoreError> {
@@ -286,18 +298,25 @@ impl Op for RetireBlobs {
     }
 }
 
+/// A blob that new rollouts name.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct NamedBlob {
+    pub(super) blob_pk: BlobPk,
+    pub(super) bytes: u64,
+}
+
 /// Those of some blobs that are stored whole. They cannot be deleted before the transaction ends.
 pub(super) async fn lock_named(
     tx: &mut Tx<'_>,
     named: &BTreeSet<BlobDigest>,
-) -> Result<HashMap<BlobDigest, BlobPk>, StoreError> {
+) -> Result<HashMap<BlobDigest, NamedBlob>, StoreError> {
     const LOCK_NAMED: Statement = Statement {
         sqlite: "-- lock_named
-            SELECT blob_pk, digest
+            SELECT blob_pk, digest, bytes
             FROM blob
             WHERE digest IN (SELECT UNHEX(value) FROM json_each($1)) AND stored = bytes",
         postgres: "-- lock_named
-            SELECT blob_pk, digest
+            SELECT blob_pk, digest, bytes
             FROM blob
             WHERE digest = ANY (ARRAY(SELECT decode(value, 'hex') FROM json_array_elements_text($1::json))) AND stored = bytes
             ORDER BY blob_pk
@@ -309,7 +328,13 @@ pub(super) async fn lock_named(
     let digests: Vec<String> = named.iter().map(BlobDigest::to_string).collect();
     let digests = serde_json::to_string(&digests).expect("a list of texts always serializes");
     let rows = tx.fetch_all(LOCK_NAMED, args![digests]).await?;
-    rows.into_iter().map(|mut row| Ok((BlobDigest(row.get("digest")?), BlobPk(row.get("blob_pk")?)))).collect()
+    let named = |mut row: Row| {
+        Ok((
+            BlobDigest(row.get("digest")?),
+            NamedBlob { blob_pk: BlobPk(row.get("blob_pk")?), bytes: row.get("bytes")? },
+        ))
+    };
+    rows.into_iter().map(named).collect()
 }
 
 /// Notes which rollouts name which blobs.
@@ -319,11 +344,11 @@ pub(super) async fn name(tx: &mut Tx<'_>, uses: &[(RolloutPk, BlobPk)]) -> Resul
     const KEEP_NAMED: Statement = Statement {
         sqlite: "-- keep_named
             UPDATE blob
-            SET expires_us = NULL
+            SET expires_us = NULL, was_named = 1
             WHERE blob_pk IN (SELECT value FROM json_each($1)) AND expires_us IS NOT NULL",
         postgres: "-- keep_named
             UPDATE blob
-            SET expires_us = NULL
+            SET expires_us = NULL, was_named = 1
             WHERE blob_pk = ANY (ARRAY(
                 SELECT blob_pk
                 FROM blob

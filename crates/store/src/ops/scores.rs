@@ -77,7 +77,11 @@ async fn waiting(tx: &mut Tx<'_>, rollouts: Vec<i64>) -> Result<HashMap<RolloutP
         "-- select_scoring
         SELECT w.rollout_pk, w.missing, r.rollout_id, r.components, r.status, r.policy_version, r.segments, r.tokens,
             r.response_tokens, r.trained_tokens, r.max_segment_tokens, r.trained_spans, r.received_us, y.digest,
-            CAST(COALESCE(y.length, LENGTH(y.body), 0) AS BIGINT) AS payload_bytes
+            CAST(COALESCE(y.length, LENGTH(y.body), 0) AS BIGINT) + CAST(COALESCE((
+                SELECT SUM((SELECT b.bytes FROM blob AS b WHERE b.blob_pk = u.blob_pk))
+                FROM blob_use AS u
+                WHERE u.rollout_pk = w.rollout_pk
+            ), 0) AS BIGINT) AS payload_bytes
         FROM scoring AS w
         JOIN rollout AS r ON r.rollout_pk = w.rollout_pk
         LEFT JOIN payload AS y ON y.rollout_pk = w.rollout_pk

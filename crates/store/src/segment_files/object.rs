@@ -217,10 +217,13 @@ impl Objects {
         };
         bounded("write", &path, write).await?;
         let mut start = FIRST_FRAME_AT;
-        for (_, body) in object.pending.frames {
+        for (head, body) in object.pending.frames {
             let place = Place { file: object.number, start: start + frame::HEAD_BYTES, length: body.len() as u64 };
             start = place.end();
-            self.cache.keep(place, body);
+            // Pieces of uploads are parts of larger bytes, which the cache would hold as well.
+            if frame::read_frame(&head).is_some_and(|head| head.rollout.0 > 0) {
+                self.cache.keep(place, body);
+            }
         }
         Ok(())
     }

@@ -7,17 +7,17 @@ use std::{
 
 use forebay_domain::{
     admission::{Gates, Room},
-    blobs::{BlobDigest, SCHEME},
     clock::Timestamp,
     evals::SUITES_MAX,
     evaluation::EvaluationRequest,
     finalize::{self, GroupDecision, GroupSnapshot, Member, MemberAdvantage},
-    ids::{GroupPk, PolicyName, PolicyPk, RolloutPk},
+    ids::{BlobDigest, GroupPk, PolicyName, PolicyPk, RolloutPk},
     ingest::{
         BundleOutcome, Ingested,
         decide::{self, GroupFill, RolloutDecision},
         new_rollout::NewRollout,
     },
+    media::SCHEME,
     policies::Policy,
     refusal::Refusal,
     session::EndSession,
@@ -34,7 +34,7 @@ use super::{
 use crate::{
     ops::{
         admission::{Allowances, Rooms, added_backlog},
-        blobs::BlobPk,
+        blobs::NamedBlob,
         evals,
         group::{self, LockedGroup},
         session::EndedSession,
@@ -328,7 +328,7 @@ impl<'b> Decider<'b> {
     }
 
     /// The blobs that a new rollout names, which must all be stored whole.
-    fn media(&self, index: usize, new: &NewRollout) -> Result<Vec<BlobPk>, Refusal> {
+    fn media(&self, index: usize, new: &NewRollout) -> Result<Vec<NamedBlob>, Refusal> {
         let found = |digest: &BlobDigest| {
             self.snapshot.media.get(digest).copied().ok_or_else(|| {
                 Refusal::invalid(

@@ -4,9 +4,8 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use forebay_domain::{
     admission::{Backlog, room::NextBatch},
-    blobs::BlobDigest,
     clock::Timestamp,
-    ids::{GroupPk, IdKey, PolicyName, PolicyPk, SessionPk},
+    ids::{BlobDigest, GroupPk, IdKey, PolicyName, PolicyPk, SessionPk},
     ingest::decide::RolloutDecision,
     policies::Policy,
     session::EndSession,
@@ -19,7 +18,7 @@ use crate::{
     error::StoreError,
     ops::{
         admission::{Allowances, StoredBacklog, next_batch},
-        blobs::{self, BlobPk},
+        blobs::{self, NamedBlob},
         evals, fill, group, names, policy, read_json,
         session::{self, EndingSession},
         trained_versions,
@@ -42,7 +41,7 @@ pub(super) struct Snapshot {
     /// Ids of rollouts that evaluate a policy and that rollouts which are trained have: one of both could not be looked up.
     pub(super) taken: HashSet<Keyed>,
     /// The media that new rollouts name and that are stored whole.
-    pub(super) media: HashMap<BlobDigest, BlobPk>,
+    pub(super) media: HashMap<BlobDigest, NamedBlob>,
     /// The sessions that bundles end.
     pub(super) sessions: HashMap<SessionPk, EndingSession>,
     /// Keys for the rows of new rollouts, ascending.
@@ -67,6 +66,8 @@ impl Snapshot {
             policy.is_some_and(|policy| !stored.contains_key(&(policy.policy_pk, incoming.rollout_key)))
         };
         let newcomers: Vec<&Incoming<'_>> = all.iter().filter(is_new).copied().collect();
+        let media = newcomers.iter().flat_map(|incoming| &incoming.new.media).copied().collect();
+        let media = blobs::lock_named(tx, &media).await?;
         let allowances = Allowances::lock(tx, &policies, &newcomers, now).await?;
         let mut groups = BTreeMap::new();
         let (mut backlogs, mut next_batches) = (HashMap::new(), HashMap::new());
@@ -81,7 +82,7 @@ impl Snapshot {
                 locked.into_iter().map(|(key, group)| (key, GroupWork::stored(group))).collect();
             if locked.len() < newcomers_of.len() {
                 let backlog = StoredBacklog::read(tx, policy.policy_pk).await?;
-                let with_new = backlog.with(policy.policy_pk, tx.tallies()) + largest(name, &newcomers);
+                let with_new = backlog.with(policy.policy_pk, tx.tallies()) + largest(name, &newcomers, &media);
                 if !with_new.is_far_below(&policy.rules.backlog) {
                     next_batches.insert(policy.policy_pk, next_batch(tx, policy, &backlog).await?);
                 }
@@ -103,8 +104,6 @@ impl Snapshot {
         let locked: HashSet<GroupPk> = groups.values().map(|group: &GroupWork| group.locked.group_pk).collect();
         let waits = |stored: &Stored| !stored.decision.scoring.is_empty() && locked.contains(&stored.group_pk);
         let stored = if stored.values().any(waits) { self::stored(tx, &policies, &all).await? } else { stored };
-        let media = newcomers.iter().flat_map(|incoming| &incoming.new.media).copied().collect();
-        let media = blobs::lock_named(tx, &media).await?;
         let named = newcomers.iter().map(|incoming| (policies[&incoming.new.policy].policy_pk, incoming.group_key));
         let mut seen = HashSet::new();
         let missing: Vec<Keyed> = named.filter(|key| !groups.contains_key(key) && seen.insert(*key)).collect();
@@ -265,11 +264,12 @@ fn newcomers_of(policy: &PolicyName, newcomers: &[&Incoming<'_>]) -> BTreeMap<Id
 }
 
 /// The most that the new rollouts of a policy add to its backlog.
-fn largest(policy: &PolicyName, newcomers: &[&Incoming<'_>]) -> Backlog {
+fn largest(policy: &PolicyName, newcomers: &[&Incoming<'_>], media: &HashMap<BlobDigest, NamedBlob>) -> Backlog {
     let mut sum = Backlog::default();
     for incoming in newcomers.iter().filter(|incoming| incoming.new.policy == *policy) {
         sum.rollouts += 1;
-        sum.bytes += incoming.new.payload_bytes() as u64;
+        let named = incoming.new.media.iter().filter_map(|digest| media.get(digest)).map(|named| named.bytes);
+        sum.bytes += incoming.new.payload_bytes() as u64 + named.sum::<u64>();
     }
     sum
 }

@@ -28,7 +28,7 @@ use super::{
 use crate::{
     error::StoreError,
     ops::{
-        blobs::{self, BlobPk},
+        blobs::{self, BlobPk, NamedBlob},
         evals::{self, NewEvaluation},
         group::{self, LockedGroup},
         scores, session,
@@ -123,7 +123,7 @@ pub(super) struct Arrived<'b> {
     group_pk: GroupPk,
     keeps_payload: bool,
     /// The blobs that it names.
-    media: Vec<BlobPk>,
+    media: Vec<NamedBlob>,
     /// Whether the decision of its group reads its turns.
     compares_turns: bool,
     /// The rules of its group, if they use scores.
@@ -136,7 +136,7 @@ impl<'b> Arrived<'b> {
         incoming: &Incoming<'b>,
         group: &LockedGroup,
         decision: &RolloutDecision,
-        media: Vec<BlobPk>,
+        media: Vec<NamedBlob>,
     ) -> Self {
         let LockedGroup { policy_pk, run, group_pk, rules, .. } = group;
         let delivered = decision.verdict.takes_place();
@@ -160,9 +160,10 @@ impl<'b> Arrived<'b> {
         self.new.form(self.decision.retries)
     }
 
-    /// Payload bytes that count as not yet trained.
+    /// Bytes that count as not yet trained: of its payload, and of the media that it keeps from being deleted.
     pub(super) fn live_bytes(&self) -> i64 {
-        if self.decision.verdict.takes_place() { self.form().payload.body.len() as i64 } else { 0 }
+        let named = self.media.iter().map(|named| named.bytes as i64).sum::<i64>();
+        if self.decision.verdict.takes_place() { self.form().payload.body.len() as i64 + named } else { 0 }
     }
 
     fn args(&self, advantage: Option<&MemberAdvantage>, now: Timestamp) -> Vec<Arg> {
@@ -256,7 +257,7 @@ impl<'b> Arrived<'b> {
 
     /// The blobs that are kept as long as its payload.
     fn uses(&self) -> impl Iterator<Item = (RolloutPk, BlobPk)> {
-        self.media.iter().filter(|_| self.keeps_payload).map(|&blob| (self.rollout_pk, blob))
+        self.media.iter().filter(|_| self.keeps_payload).map(|named| (self.rollout_pk, named.blob_pk))
     }
 
     fn payload_args(&self, tx: &mut Tx<'_>) -> Option<Vec<Arg>> {

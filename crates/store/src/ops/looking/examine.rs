@@ -403,8 +403,14 @@ async fn recount(tx: &mut Tx<'_>) -> Result<(Counts, Option<Contradiction>), Sto
         "-- sum_bytes
         SELECT p.name AS policy, r.verdict, g.state AS group_state, b.state AS batch_state,
             CAST(CASE WHEN w.rollout_pk IS NULL THEN 0 ELSE 1 END AS BIGINT) AS lacks_scores,
-            CAST(SUM(COALESCE(y.length, LENGTH(y.body))) AS BIGINT) AS value
+            CAST(SUM(COALESCE(y.length, LENGTH(y.body)) + COALESCE(m.bytes, 0)) AS BIGINT) AS value
         FROM payload AS y
+        LEFT JOIN (
+            SELECT u.rollout_pk, SUM(b.bytes) AS bytes
+            FROM blob_use AS u
+            JOIN blob AS b ON b.blob_pk = u.blob_pk
+            GROUP BY u.rollout_pk
+        ) AS m ON m.rollout_pk = y.rollout_pk
         JOIN rollout AS r ON r.rollout_pk = y.rollout_pk
         JOIN policy AS p ON p.policy_pk = r.policy_pk
         JOIN rollout_group AS g ON g.group_pk = r.group_pk
