@@ -5,10 +5,12 @@
 //! continue the conversation; it is asked directly and through sessions in turn. `make bench NAME=sessions` prints
 //! tables; nothing is asserted.
 
+#[path = "common/process.rs"]
+mod process;
+
 use std::{
     io::Write as _,
     path::Path,
-    process::{Child, Command, Stdio},
     time::{Duration, Instant},
 };
 
@@ -16,6 +18,8 @@ use anyhow::Context as _;
 use axum::{Router, body::Bytes, response::IntoResponse as _, routing::post};
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
+
+use self::process::Service;
 
 /// Sessions in parallel.
 const SESSIONS: usize = 64;
@@ -44,7 +48,7 @@ async fn main() -> anyhow::Result<()> {
     let fast = self::engine(Duration::ZERO).await?;
     let mut out = std::io::stdout();
 
-    let service = Service::start(folder.path(), "calls", &engine).await?;
+    let service = Service::with_engine(folder.path(), "calls", &engine).await?;
     let (mut direct, mut recorded, mut resumed) = (Vec::new(), Vec::new(), Vec::new());
     for round in 0..ROUNDS {
         let mut agents = Agent::open_all(&service, round).await?;
@@ -64,7 +68,7 @@ async fn main() -> anyhow::Result<()> {
     writeln!(out, "| added | {:.1} | {:.1} |", recorded.p50 - direct.p50, recorded.p99 - direct.p99)?;
     writeln!(out, "| again, in a session that was resumed | {:.1} | {:.1} |\n", resumed.p50, resumed.p99)?;
 
-    let service = Service::start(folder.path(), "long", &fast).await?;
+    let service = Service::with_engine(folder.path(), "long", &fast).await?;
     let agent = Agent::open(&service, "long").await?;
     writeln!(out, "one session of {LONG} turns\n| turns | stored bytes of a turn |\n|---|---|")?;
     let mut before = 0;
@@ -181,37 +185,10 @@ impl Agent {
 }
 
 /// The service as a process of its own.
-struct Service {
-    process: Child,
-    url: String,
-    http: reqwest::Client,
-}
-
 impl Service {
-    async fn start(folder: &Path, name: &str, engine: &str) -> anyhow::Result<Self> {
-        let config = folder.join(format!("{name}.toml"));
+    async fn with_engine(folder: &Path, name: &str, engine: &str) -> anyhow::Result<Self> {
         let listen = "[sessions]\nlisten = \"127.0.0.1:0\"\n[[upstream]]\nname = \"bench\"\nkind = \"vllm\"\n";
-        std::fs::write(&config, format!("{listen}urls = [\"{engine}\"]\n"))?;
-        let port = folder.join(format!("{name}.port"));
-        // As in scripts/: another program may be measured, such as that of an older commit.
-        let program = std::env::var("FOREBAY_BIN").unwrap_or_else(|_| env!("CARGO_BIN_EXE_forebay").to_owned());
-        let process = Command::new(program)
-            .args(["serve", "--listen", "127.0.0.1:0"])
-            .arg("--database")
-            .arg(format!("sqlite:{}", folder.join(format!("{name}.db")).display()))
-            .arg("--config")
-            .arg(&config)
-            .arg("--port-file")
-            .arg(&port)
-            .stderr(Stdio::null())
-            .spawn()?;
-        let started = Instant::now();
-        while !port.exists() {
-            anyhow::ensure!(started.elapsed() < Duration::from_mins(1), "the service does not start");
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-        let url = format!("http://{}", std::fs::read_to_string(&port)?.trim());
-        Ok(Self { process, url, http: reqwest::Client::new() })
+        Self::start(folder, name, &format!("{listen}urls = [\"{engine}\"]\n")).await
     }
 
     async fn post(&self, path: &str, body: Value) -> anyhow::Result<Value> {
@@ -221,14 +198,6 @@ impl Service {
 
     async fn get(&self, path: &str) -> anyhow::Result<Value> {
         Ok(self.http.get(format!("{}{path}", self.url)).send().await?.error_for_status()?.json().await?)
-    }
-}
-
-impl Drop for Service {
-    fn drop(&mut self) {
-        // The process may have ended already.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
     }
 }
 

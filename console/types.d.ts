@@ -253,6 +253,7 @@ type Part =
     | { kind: "text" | "reasoning" | "link"; text: string }
     | { kind: "call"; name: string; id: string; text: string | null; value: unknown }
     | { kind: "image"; url: string; bytes: number }
+    | { kind: "upload"; digest: string }
     | { kind: "json"; value: unknown };
 
 interface Message {
@@ -271,6 +272,7 @@ type ChatItem = Schemas["ContentMessage"];
 interface ChatActions {
     turn(from: number | null | undefined): void;
     showMessage(index: number): void;
+    showImage(digest: string): void;
 }
 
 /** What the reader has opened. */
@@ -281,6 +283,8 @@ interface ChatLocal {
     /** Messages that were left out of their page, and those that are on their way. */
     messages: Map<number, ChatItem>;
     asking: Set<number>;
+    /** Images that the reader wanted to see, by their digests. */
+    images: Map<string, { url?: string; error?: string; isComing?: boolean }>;
 }
 
 type ChatContext = Context<any, ChatLocal, any>;

@@ -23,7 +23,10 @@ const TEXTS = ["text", "input_text", "output_text", "refusal"];
 const REASONING = ["reasoning", "thinking", "reasoning_text", "summary_text"];
 const IMAGES = ["image_url", "input_image", "image"];
 
-/** Images are shown only if the message has their bytes: nothing is fetched. */
+/** An image that the service has. */
+const UPLOAD = /^forebay:([0-9a-f]{64})$/;
+
+/** Other images are shown only if the message has their bytes: nothing is fetched. */
 const IMAGE_DATA = /^data:image\/(png|jpeg|gif|webp);base64,[A-Za-z0-9+/=]+$/;
 
 /** @param {Json} part */
@@ -48,6 +51,10 @@ function image(part) {
     const url = imageUrl(part);
     if (url === null) {
         return null;
+    }
+    const [, digest] = UPLOAD.exec(url) ?? [];
+    if (digest !== undefined) {
+        return { kind: "upload", digest };
     }
     // A long address is tested once; what is no image stays JSON.
     return IMAGE_DATA.test(url)

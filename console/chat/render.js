@@ -99,6 +99,22 @@ function image({ url, bytes }, key, context) {
 }
 
 /**
+ * An image that the service has, which is fetched when the reader wants it.
+ * @param {string} digest
+ * @param {ChatContext} context
+ * @param {ChatActions} actions
+ */
+function upload(digest, context, actions) {
+    const found = context.local.images.get(digest);
+    if (found?.url !== undefined) {
+        return html`<img class="sent" alt="Image of the message" src=${found.url}>`;
+    }
+    return html`<p class="said quiet">Image ${digest.slice(0, 12)}.
+        <button type="button" ?disabled=${found?.isComing} @click=${() => actions.showImage(digest)}>Show it</button>
+        ${found?.error === undefined ? nothing : format.visible(found.error)}</p>`;
+}
+
+/**
  * @param {Extract<Part, { kind: "call" }>} part
  * @param {string} key
  * @param {ChatContext} context
@@ -117,8 +133,9 @@ function call(part, key, context) {
  * @param {Part} part
  * @param {string} key
  * @param {ChatContext} context
+ * @param {ChatActions} actions
  */
-function partOf(part, key, context) {
+function partOf(part, key, context, actions) {
     switch (part.kind) {
         case "text":
             return longText(part.text, key, context);
@@ -129,6 +146,8 @@ function partOf(part, key, context) {
             return call(part, key, context);
         case "image":
             return image(part, key, context);
+        case "upload":
+            return upload(part.digest, context, actions);
         case "link":
             return html`<div class="said quiet">An image elsewhere, which is not fetched: ${longText(part.text, key,
                 context)}</div>`;
@@ -180,8 +199,9 @@ function textOf(message) {
  * @param {ChatItem} item
  * @param {{ left: number }} budget
  * @param {ChatContext} context
+ * @param {ChatActions} actions
  */
-function shown(item, budget, context) {
+function shown(item, budget, context, actions) {
     const message = readMessage(item.message);
     const parts = message.parts.slice(0, Math.max(1, budget.left));
     budget.left -= parts.length;
@@ -191,7 +211,7 @@ function shown(item, budget, context) {
     return html`<article class="message ${kindOf(message.role)}">
         <div class="row">${heading(message, item.index)}<span class="spring"></span>
             ${copyButton(() => textOf(item.message))}</div>
-        ${parts.map((part, index) => partOf(part, key(index), context))}
+        ${parts.map((part, index) => partOf(part, key(index), context, actions))}
         ${parts.length === 0 ? html`<p class="quiet">no content</p>` : nothing}
         ${hidden > 0 ? jsonFold(`${format.plural(hidden, "more part")}: the message as JSON`, item.message, key("all"),
             context) : nothing}
@@ -230,8 +250,8 @@ let last = { about: [], made: null };
  * @param {ChatActions} actions
  */
 export function chat(messages, context, actions) {
-    const { lengths, open, asking, messages: opened } = context.local;
-    const about = [messages, context.params, lengths, open, asking, opened];
+    const { lengths, open, asking, images, messages: opened } = context.local;
+    const about = [messages, context.params, lengths, open, asking, images, opened];
     if (last.made === null || about.some((each, index) => each !== last.about[index])) {
         last = { about, made: drawn(messages, context, actions) };
     }
@@ -249,7 +269,7 @@ function drawn(messages, context, actions) {
     const one = (item) => {
         const opened = context.local.messages.get(item.index);
         const message = item.message === null ? opened : item;
-        return message === undefined ? omitted(item, context, actions) : shown(message, budget, context);
+        return message === undefined ? omitted(item, context, actions) : shown(message, budget, context, actions);
     };
     // The budget is spent in the order of the messages, so they are not rendered lazily.
     const rendered = messages.items.map((item) => [item.index, one(item)]);

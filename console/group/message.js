@@ -33,6 +33,8 @@ function written(part) {
             return [`calls ${part.name || "a tool"}`, part.text ?? jsonText(part.value).text];
         case "image":
             return ["image", format.bytes(part.bytes)];
+        case "upload":
+            return ["image", part.digest.slice(0, 12)];
         case "link":
             return ["image elsewhere", part.text];
         default:

@@ -83,6 +83,28 @@ export async function readMessage({ getRaw }, { policy, id }, index) {
     return answer.messages?.items.find((/** @type {ChatItem} */ item) => item.index === index) ?? null;
 }
 
+/** Types of images that browsers show, none of which has scripts. */
+const IMAGE_TYPES = ["image/png", "image/jpeg", "image/gif", "image/webp"];
+
+/**
+ * An image that the service has, as a data URL: a request of an `img` would have no key.
+ * @param {Pick<RolloutContext, "getRaw">} context
+ * @param {string} digest
+ * @returns {Promise<string>}
+ */
+export async function readImage({ getRaw }, digest) {
+    const blob = await (await getRaw(`./media/${digest}`)).blob();
+    if (!IMAGE_TYPES.includes(blob.type)) {
+        throw new Error(`It is of the type ${blob.type}, which is not shown.`);
+    }
+    return new Promise((resolve, reject) => {
+        const reader = new FileReader();
+        reader.onload = () => resolve(/** @type {string} */ (reader.result));
+        reader.onerror = () => reject(reader.error);
+        reader.readAsDataURL(blob);
+    });
+}
+
 /**
  * @param {Pick<RolloutContext, "get"|"getRaw">} context
  * @param {{ policy: string, id: string }} rollout

@@ -1,12 +1,13 @@
 // One rollout: its story, its messages, and its tokens.
 
 import { hash, rolloutHash } from "../address.js";
+import { message } from "../api.js";
 import { chat, jsonFold } from "../chat/render.js";
 import { badge, copyButton, facts, idLink, kbd, untrusted } from "../elements.js";
 import * as format from "../format.js";
 import { html, nothing } from "../html.js";
 import { mark, matches, unmark } from "../rollout/find.js";
-import { asked, load, peek, readMessage } from "../rollout/load.js";
+import { asked, load, peek, readImage, readMessage } from "../rollout/load.js";
 import { sessionPanel } from "../rollout/session.js";
 import { evaluates, moments, stateWords } from "../rollout/story.js";
 import { tokenPanel } from "../rollout/tokens.js";
@@ -130,6 +131,12 @@ function messageActions(context) {
             const asking = new Set([...local.asking].filter((each) => each !== index));
             const messages = new Map(local.messages);
             context.update({ asking, messages: item === null ? messages : messages.set(index, item) });
+        },
+        async showImage(digest) {
+            /** @param {{ url?: string, error?: string, isComing?: boolean }} found */
+            const note = (found) => context.update({ images: new Map(local.images.set(digest, found)) });
+            note({ isComing: true });
+            note(await readImage(context, digest).then((url) => ({ url }), (error) => ({ error: message(error) })));
         },
     };
 }
@@ -329,7 +336,7 @@ const colours = MODES.map(({ name, key, title: text }) => ({
 export const view = {
     title: ({ params }) => `${params.id} · ${params.policy}`,
     local: () => ({
-        tokenizer: null, lengths: {}, open: new Set(), messages: new Map(), asking: new Set(),
+        tokenizer: null, lengths: {}, open: new Set(), messages: new Map(), asking: new Set(), images: new Map(),
         sought: "", found: 0, foundAt: 0,
     }),
     isSame: (before, after) => before.policy === after.policy && before.id === after.id,

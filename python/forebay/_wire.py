@@ -192,6 +192,7 @@ __all__ = [
     "TurnReturnKind",
     "TurnSpan",
     "Unjudged",
+    "Upload",
     "Verdict",
     "VersionRange",
     "VersionRequest",
@@ -3115,6 +3116,23 @@ class Unjudged:
     """`payload-purged`, `payload-damaged` or `payload-too-large`."""
     rollouts: int
     """Number of rollouts."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Upload:
+    """How much of an upload is stored."""
+
+    digest: str
+    """BLAKE3 digest of all bytes, in hexadecimal digits."""
+    bytes: int
+    """Bytes of the whole."""
+    stored: int
+    """Bytes that are stored, from the first one on. It is whole when they are all; else go on with the byte after
+    them."""
+    url: str
+    """What a message names it by: `forebay:` and the digest."""
+    expires_at: str | None = None
+    """When it is deleted unless a rollout names it until then; null while one does."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -182,6 +182,10 @@ class AsyncClient(AsyncAgentMethods):
     wait_evals = _twin(Client.wait_evals)
     eval_tasks = _twin_iterator(Client.eval_tasks)
 
+    upload = _twin(Client.upload)
+    put_media = _twin(Client.put_media)
+    get_media = _twin(Client.get_media)
+
     open_session = _twin(Client.open_session)
     resume_session = _twin(Client.resume_session)
     save_session_state = _twin(Client.save_session_state)

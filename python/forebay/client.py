@@ -113,6 +113,7 @@ from ._wire import (
     TrajectoryStory,
     TryRequest,
     TryResult,
+    Upload,
     Verdict,
     VersionRequest,
     WhoAmI,
@@ -690,6 +691,25 @@ class Client(AgentMethods):
         request = SessionResume(attempt=attempt)
         place = path("sessions", session_id, "resume")
         return self._call("POST", place, request, into=SessionOpened, repeat=False)
+
+    def upload(self, content: bytes, *, media_type: str = "application/octet-stream") -> Upload:
+        """Stores an image, or another medium, once for all rollouts whose messages name it by the `url` of the answer.
+
+        It is kept as long as the payload of a rollout that names it, and for a day after the last upload.
+        """
+        place = path("media")
+        sent = Call(method="POST", path=place, repeat=True, body=content, media=media_type)
+        return _parsed(self._send(sent), Upload, "POST", place)
+
+    def put_media(self, digest: str, content: bytes, *, media_type: str = "application/octet-stream") -> Upload:
+        """Does what `upload` does, for those who know the BLAKE3 digest: what is stored already is not stored again."""
+        place = path("media", digest)
+        sent = Call(method="PUT", path=place, repeat=True, body=content, media=media_type)
+        return _parsed(self._send(sent), Upload, "PUT", place)
+
+    def get_media(self, digest: str) -> bytes:
+        """Returns an upload, named by its digest or by the address in a message (`forebay:DIGEST`)."""
+        return self._exchange("GET", path("media", digest.removeprefix("forebay:")), None, None, True).body
 
     def save_session_state(
         self, session_id: str, content: bytes, *, call: int | None = None, attempt: int | None = None

@@ -379,6 +379,12 @@ class OverQuota(Conflict):
     types = ("over-quota",)
 
 
+class UploadGap(Conflict):
+    """The bytes before these of the upload are not stored."""
+
+    types = ("upload-gap",)
+
+
 class FirstKey(Conflict):
     """The first key must be of role `admin` and see all policies."""
 
@@ -403,6 +409,18 @@ class BundleOverBacklog(ServiceError):
     types = ("bundle-over-backlog",)
 
 
+class LengthRequired(ServiceError):
+    """Neither `Content-Length` nor `Content-Range` says how long the upload is."""
+
+    types = ("length-required",)
+
+
+class RangeNotSatisfiable(ServiceError):
+    """The upload has no such bytes."""
+
+    types = ("range-not-satisfiable",)
+
+
 class UnsupportedMediaType(ServiceError):
     """The `Content-Type` or `Content-Encoding` is not accepted."""
 
@@ -419,6 +437,12 @@ class Invalid(ServiceError):
     """The request contradicts the contract or the rules; `errors` has the places."""
 
     types = ("invalid",)
+
+
+class DigestMismatch(ServiceError):
+    """The digest of the bytes is not the one that the upload is named by."""
+
+    types = ("digest-mismatch",)
 
 
 class NoTurns(ServiceError):
@@ -504,6 +528,12 @@ class UpstreamNotReady(Unavailable):
     """From `POST /sessions`: the answers of the inference engine cannot be recorded now."""
 
     types = ("upstream-not-ready",)
+
+
+class TooManyUploads(Unavailable):
+    """There is no room for more uploads that no rollout has named."""
+
+    types = ("too-many-uploads",)
 
 
 class TooManyWaiters(Unavailable):

@@ -57,6 +57,25 @@ def test_a_posted_rollout_is_leased_read_and_acked(fb: forebay.Client, policy: s
     assert story is not None and (story.state, story.step) == ("trained", 1)
 
 
+def test_an_image_is_uploaded_once_and_named_by_messages(fb: forebay.Client, policy: str) -> None:
+    image = random.Random(7).randbytes(3_000_000)
+    upload = fb.upload(image, media_type="image/png")
+    assert (upload.bytes, upload.stored, upload.url) == (len(image), len(image), f"forebay:{upload.digest}")
+    assert upload.expires_at is not None
+    assert fb.put_media(upload.digest, image, media_type="image/png").url == upload.url
+    messages = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": upload.url}}]}]
+    fb.post(trajectory(policy, messages=messages))
+    assert fb.upload(image, media_type="image/png").expires_at is None
+    batch_id, _ = leased(fb, policy)
+    (row,) = fb.samples(batch_id)
+    assert row.messages == messages
+    assert fb.get_media(upload.url) == fb.get_media(upload.digest) == image
+    with pytest.raises(errors.DigestMismatch):
+        fb.put_media(upload.digest, image + b"x")
+    with pytest.raises(errors.NotFound):
+        fb.get_media("0" * 64)
+
+
 def test_a_bundle_is_stored_whole_or_not_at_all(fb: forebay.Client, policy: str) -> None:
     good, bad = trajectory(policy, group_size=2, group_id="g"), trajectory(policy, segments=[])
     with pytest.raises(errors.Invalid) as refused:

@@ -233,6 +233,9 @@ OPERATIONS: dict[str, list[Callable[[forebay.Client], Any]]] = {
     "finish_sessions": [lambda fb: fb.finish_sessions([_wire.SessionFinish(session_id="s", reward=1.0)] * 2)],
     "get_session": [lambda fb: fb.get_session("s")],
     "resume_session": [lambda fb: fb.resume_session("s"), lambda fb: fb.resume_session("s", attempt=1)],
+    "post_media": [lambda fb: fb.upload(b"image")],
+    "put_media": [lambda fb: fb.put_media("0" * 64, b"image")],
+    "get_media": [lambda fb: fb.get_media("0" * 64), lambda fb: fb.get_media("forebay:" + "0" * 64)],
     "save_session_state": [
         lambda fb: fb.save_session_state("s", b"half"),
         lambda fb: fb.save_session_state("s", b"half", call=1, attempt=2),

@@ -25,7 +25,7 @@ use self::{
     source::{Page, PlaceArgs, Source},
     target::Target,
 };
-use super::text::shown;
+use super::{media::MediaFolder, text::shown};
 
 /// Pages that wait to be written, while one is read and one is written.
 const PAGES_AHEAD: usize = 1;
@@ -56,6 +56,9 @@ pub(crate) struct ExportArgs {
     /// Name of the agent's program in session traces
     #[arg(long, default_value = "forebay", value_name = "NAME")]
     harness: String,
+    /// Folder for the images that messages name, each in a file named by its digest; the messages keep the addresses
+    #[arg(long, value_name = "FOLDER")]
+    media: Option<PathBuf>,
     #[command(flatten)]
     selection: Selection,
     #[command(flatten)]
@@ -117,11 +120,12 @@ fn named<T: serde::de::DeserializeOwned>(name: &str) -> Result<T, String> {
 pub(crate) async fn export(args: ExportArgs) -> anyhow::Result<()> {
     let begun = Instant::now();
     let target = Target::open(&args.output, args.format, args.force)?;
+    let media = args.media.as_deref().map(MediaFolder::create).transpose()?;
     let source = args.place.open(&args.selection).await?;
     let written = target.bytes();
     let copy = async {
         let writer = target.writer(args.format, args.require, args.harness)?;
-        transfer(source, writer, &written).await
+        transfer(source, writer, media, &written).await
     };
     // Without a name, the unfinished file is removed when the target is dropped.
     let (rows, counts) = tokio::select! {
@@ -153,6 +157,7 @@ fn list(unreadable: &Unreadable) {
 async fn transfer(
     mut source: Source,
     mut writer: Box<dyn Writer>,
+    mut media: Option<MediaFolder>,
     written: &std::sync::atomic::AtomicU64,
 ) -> anyhow::Result<(Written, ExportCounts)> {
     let (pages, mut queue) = mpsc::channel::<Option<Page>>(PAGES_AHEAD);
@@ -169,6 +174,9 @@ async fn transfer(
     let mut progress = Progress::default();
     let read: anyhow::Result<()> = async {
         while let Some(page) = source.page().await? {
+            if let Some(folder) = &mut media {
+                source.write_media(&page, folder).await?;
+            }
             // If the writer has failed, its error is reported below.
             if pages.send(Some(page)).await.is_err() {
                 break;

@@ -19,7 +19,7 @@ use self::{
     source::Source,
     text::Progress,
 };
-use super::{service::ServiceArgs, text::shown};
+use super::{media::MediaFolder, service::ServiceArgs, text::shown};
 
 /// The arguments of `forebay import`.
 #[derive(Args)]
@@ -37,6 +37,9 @@ pub(crate) struct ImportArgs {
     /// Print one report per file as JSON, one per line
     #[arg(long)]
     json: bool,
+    /// Folder with the images that messages name, as `forebay export --media` writes it. They are uploaded first
+    #[arg(long, value_name = "FOLDER")]
+    media: Option<PathBuf>,
     /// How long to wait in total while the service has no room, in seconds
     #[arg(long, default_value_t = 60, value_name = "SECONDS")]
     patience_s: u64,
@@ -88,10 +91,11 @@ pub(crate) async fn import(args: ImportArgs) -> anyhow::Result<()> {
     if options.group_size.is_some() && !args.allow_late {
         check_groups(&args.files, args.format, &options)?;
     }
+    let mut media = args.media.as_deref().map(MediaFolder::open);
     let mut refused = 0;
     for file in &args.files {
         let mut report = ImportReport { file: Some(file.display().to_string()), ..ImportReport::new(args.format.name) };
-        let outcome = import_file(file, args.format, &options, &poster, &mut report).await;
+        let outcome = import_file(file, args.format, &options, &poster, media.as_mut(), &mut report).await;
         refused += report.refused;
         crate::print(&if args.json { text::json(&report) } else { text::report(&report) })?;
         outcome.with_context(|| {
@@ -145,6 +149,7 @@ async fn import_file(
     format: &Format,
     options: &Options,
     poster: &Poster,
+    mut media: Option<&mut MediaFolder>,
     report: &mut ImportReport,
 ) -> anyhow::Result<()> {
     let source = Source::open(file)?;
@@ -153,6 +158,9 @@ async fn import_file(
     let mut chunk = Chunk::default();
     while let Some(record) = importer.next_record().with_context(|| format!("cannot read {}", file.display()))? {
         for (line, trajectory) in count(record, report) {
+            if let (Some(folder), Some(messages)) = (&mut media, &trajectory.messages) {
+                poster.upload_named(folder, messages.get()).await?;
+            }
             if !chunk.has_room(&trajectory) {
                 poster.post(std::mem::take(&mut chunk), report).await?;
             }

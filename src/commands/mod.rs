@@ -9,6 +9,7 @@ pub(crate) mod keys;
 pub(crate) mod import;
 
 pub(crate) mod maintenance;
+mod media;
 
 pub(crate) mod export;
 

@@ -31,6 +31,13 @@ test("only images with their bytes are images", () => {
         {"type": "image", "source": {"type": "base64", "media_type": "image/svg+xml", "data": "PHN2Zz4="}},
         {"type": "audio"}, "text", 7, {"type": "thinking", "thinking": "x"}]}`;
     assert.deepEqual(kinds(images), ["image", "link", "link", "link", "json", "text", "json", "reasoning"]);
+    const digest = "0a".repeat(32);
+    const stored = (/** @type {string} */ url) =>
+        read(JSON.stringify({ content: [{ type: "image_url", image_url: { url } }] })).parts;
+    assert.deepEqual(stored(`forebay:${digest}`), [{ kind: "upload", digest }]);
+    for (const other of [`forebay:${digest}0`, `forebay:${digest.toUpperCase()}`, "forebay:../keys"]) {
+        assert.equal(stored(other)[0]?.kind, "link");
+    }
 });
 
 test("names that attack objects are names like others", () => {

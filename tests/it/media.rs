@@ -8,7 +8,9 @@ use reqwest::{Method, StatusCode, header};
 use serde_json::{Value, json};
 use tokio::process::Command;
 
-use crate::support::{Answer, TestApp, endure, group, http, member, on_both_stores, process::Service, rollout, with};
+use crate::support::{
+    Answer, TestApp, endure, group, http, member, on_both_stores, process::Service, rollout, with, with_image,
+};
 
 const MIB: usize = 1 << 20;
 
@@ -26,11 +28,6 @@ fn bytes(seed: u32, length: usize) -> Vec<u8> {
 
 fn digest(bytes: &[u8]) -> String {
     blake3::hash(bytes).to_hex().to_string()
-}
-
-fn base64(bytes: &[u8]) -> String {
-    use base64::Engine as _;
-    base64::prelude::BASE64_STANDARD.encode(bytes)
 }
 
 /// A message with images.
@@ -90,26 +87,22 @@ on_both_stores! {
     async fn data_urls_become_uploads(app: TestApp) {
         let image = bytes(50, 2 * MIB + 3);
         let name = digest(&image);
-        let url = format!("data:image/jpeg;base64,{}", base64(&image));
-        let messages = |url: &str| json!({"messages": [{"role": "user", "content": [
-            {"type": "text", "text": "what is this?"}, {"type": "image_url", "image_url": {"url": url}},
-        ]}]});
         app.rules("default", json!({"group": {"size": 2}})).await;
         for (index, reward) in [1.0, 0.0].into_iter().enumerate() {
-            app.accept(with(member("g", index, reward), messages(&url))).await;
+            app.accept(with(member("g", index, reward), with_image(&image))).await;
         }
         let named = format!("forebay:{name}");
-        let again = app.post("/trajectories", with(member("g", 0, 1.0), messages(&named))).await.expect(200);
+        let again = app.post("/trajectories", with(member("g", 0, 1.0), naming(&[&name]))).await.expect(200);
         assert_eq!(again["duplicate"], true, "the address stands for the same content");
         let (status, headers, found) = get(&app.url, &name, None).await;
-        assert_eq!((status.as_u16(), &headers["content-type"], found == image), (200, &header::HeaderValue::from_static("image/jpeg"), true));
+        assert_eq!((status.as_u16(), &headers["content-type"], found == image), (200, &header::HeaderValue::from_static("image/png"), true));
         let batch = app.lease().await;
         for sample in app.samples(&batch).await {
-            assert_eq!(sample["messages"], messages(&named)["messages"]);
+            assert_eq!(sample["messages"], naming(&[&name])["messages"]);
         }
         assert_eq!(app.read_value("SELECT COUNT(*) FROM blob".to_owned()).await, 1);
         // Without a digest, by who has none.
-        let posted = app.post_raw("/media", &[("content-type", "image/jpeg")], image.clone()).await.expect(200);
+        let posted = app.post_raw("/media", &[("content-type", "image/png")], image.clone()).await.expect(200);
         assert_eq!((&posted["url"], &posted["expires_at"]), (&json!(named), &Value::Null));
         let other = app.post_raw("/media", &[("content-type", "audio/wav")], &b"sound"[..]).await.expect(201);
         assert_eq!(other["digest"], digest(b"sound"));
@@ -301,9 +294,7 @@ on_both_stores! {
         let image = bytes(60, 100);
         let refused = put(app, &image).await.refused(503, "too-many-uploads");
         assert_eq!(refused["retry_after_s"], 1);
-        let url = format!("data:image/png;base64,{}", base64(&image));
-        let inline = json!({"messages": [{"role": "user", "content": [{"image_url": {"url": url}}]}]});
-        app.post("/trajectories", with(rollout("b", 1.0), inline)).await.refused(503, "too-many-uploads");
+        app.post("/trajectories", with(rollout("b", 1.0), with_image(&image))).await.refused(503, "too-many-uploads");
         app.tamper("DELETE FROM blob").await;
     }
 

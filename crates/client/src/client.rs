@@ -19,6 +19,7 @@ mod why;
 
 use std::{sync::Arc, time::Duration};
 
+use bytes::Bytes;
 use reqwest::{
     Method, Url,
     header::{AUTHORIZATION, HeaderMap, HeaderValue},
@@ -36,8 +37,8 @@ use crate::wire::{
     FinishRequest, GroupInfo, GroupPage, KeyCreated, KeyInfo, KeyPage, KeyRequest, NackRequest, PolicyList,
     PolicyRules, PolicyStatus, Receipt, ResetRequest, ResetResponse, ResumeRequest, ResumeResponse, Sample,
     SessionEnded, SessionFinish, SessionInfo, SessionOpened, SessionPage, SessionRequest, SessionResume, SessionTurns,
-    Stats, Trajectory, TrajectoryContent, TrajectoryPage, TrajectoryStory, TryRequest, TryResult, VersionRequest,
-    WhoAmI,
+    Stats, Trajectory, TrajectoryContent, TrajectoryPage, TrajectoryStory, TryRequest, TryResult, Upload,
+    VersionRequest, WhoAmI,
 };
 
 pub use error::{ClientError, TransportError};
@@ -166,6 +167,20 @@ impl Client {
         let call = Call::new(Method::POST, url, repeat_of_post(trajectories)).ndjson(trajectories)?.accept(NDJSON);
         let lines = self.retry.run(call.repeat, || call.rows(&self.http)).await?;
         answered_each(lines, trajectories)
+    }
+
+    /// Stores an image, or another medium, once for all rollouts whose messages name it by the `url` of the answer.
+    pub async fn upload(&self, bytes: Bytes, media_type: &'static str) -> Result<Upload> {
+        let url = self.url(&["media"], &[]);
+        let call = Call::new(Method::POST, url, Repeat::Always).bytes(media_type, bytes);
+        self.retry.run(call.repeat, || call.value(&self.http)).await
+    }
+
+    /// Returns the bytes of an upload, or `None` if it is not known.
+    pub async fn media(&self, digest: &str) -> Result<Option<Bytes>> {
+        let url = self.url(&["media", digest], &[]);
+        let call = Call::new(Method::GET, url, Repeat::Always).accept("*/*");
+        absent_when(NOT_FOUND, self.retry.run(call.repeat, || call.content(&self.http)).await)
     }
 
     /// Returns the story of a rollout in the current run of its policy, or `None` if the rollout is not known.

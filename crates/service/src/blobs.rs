@@ -171,23 +171,33 @@ impl Buffer {
     /// Reads pieces of a blob that is whole, and checks them. None if they were deleted meanwhile.
     #[instrument(level = "debug", skip_all, fields(blob.digest = %found.blob.digest))]
     pub async fn pieces(&self, found: &FoundBlob, pieces: Range<u64>) -> Result<Option<Vec<Bytes>>, BufferError> {
-        let keys: Vec<_> = pieces.clone().map(|index| found.key.piece(index)).collect();
-        let wanted = keys.len();
-        let read = self.store.payloads(keys).await?;
-        if read.len() < wanted {
-            return Ok(None);
-        }
-        let bytes = found.blob.bytes;
-        let length = read.iter().map(|stored| stored.payload.body.len()).sum();
-        let is_intact = work::run(length, || {
-            pieces.clone().zip(&read).all(|(index, stored)| blobs::is_intact(bytes, index, &stored.payload))
-        });
-        if !is_intact.await {
-            let digest = found.blob.digest;
-            return Err(
-                StoreError::Corrupt(format!("the upload {digest} is damaged: `forebay doctor` says more")).into()
-            );
-        }
-        Ok(Some(read.into_iter().map(|stored| stored.payload.body).collect()))
+        read_pieces(&self.store, found, pieces).await
     }
+}
+
+/// Reads a blob that is stored whole, if there is one with this digest.
+pub async fn read(store: &Store, digest: BlobDigest) -> Result<Option<Vec<u8>>, BufferError> {
+    let Some((key, blob)) = store.read(FindBlob(digest)).await? else { return Ok(None) };
+    let pieces = blobs::pieces(blob.bytes);
+    let read = read_pieces(store, &FoundBlob { blob, key }, 0..pieces).await?;
+    Ok(read.map(|pieces| pieces.concat()))
+}
+
+async fn read_pieces(store: &Store, found: &FoundBlob, pieces: Range<u64>) -> Result<Option<Vec<Bytes>>, BufferError> {
+    let keys: Vec<_> = pieces.clone().map(|index| found.key.piece(index)).collect();
+    let wanted = keys.len();
+    let read = store.payloads(keys).await?;
+    if read.len() < wanted {
+        return Ok(None);
+    }
+    let bytes = found.blob.bytes;
+    let length = read.iter().map(|stored| stored.payload.body.len()).sum();
+    let is_intact = work::run(length, || {
+        pieces.clone().zip(&read).all(|(index, stored)| blobs::is_intact(bytes, index, &stored.payload))
+    });
+    if !is_intact.await {
+        let digest = found.blob.digest;
+        return Err(StoreError::Corrupt(format!("the upload {digest} is damaged: `forebay doctor` says more")).into());
+    }
+    Ok(Some(read.into_iter().map(|stored| stored.payload.body).collect()))
 }

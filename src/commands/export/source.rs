@@ -3,7 +3,7 @@
 use std::{path::PathBuf, sync::Arc};
 
 use anyhow::{Context as _, anyhow};
-use arrow_array::RecordBatch;
+use arrow_array::{RecordBatch, cast::AsArray as _};
 use clap::Args;
 use forebay_client::{
     Client, ClientError, ClientOptions, Export, RetryPolicy,
@@ -11,6 +11,7 @@ use forebay_client::{
 };
 use forebay_domain::{ids::Run, refusal::Refusal};
 use forebay_service::{
+    blobs,
     error::BufferError,
     looking::export::{self, ExportFilter, ExportReader, Expression},
 };
@@ -18,6 +19,7 @@ use forebay_store::{self as store, Store};
 use forebay_telemetry::metrics::Metrics;
 
 use super::{Selection, columns::Columns};
+use crate::commands::media::MediaFolder;
 
 /// What the end of an export lacks if it is not the whole of it.
 const NO_SUMMARY: &str = "the export ended early: the service sent no summary";
@@ -52,7 +54,7 @@ pub(super) enum Page {
 
 /// An export that is being read.
 pub(super) enum Source {
-    Columns { export: Export, columns: Box<Columns> },
+    Columns { client: Client, export: Export, columns: Box<Columns> },
     Database { reader: Box<ExportReader>, store: Arc<Store> },
 }
 
@@ -79,7 +81,7 @@ impl PlaceArgs {
         let query: Vec<(&str, &str)> = query.iter().map(|(name, value)| (*name, value.as_str())).collect();
         let policy = selection.policy.as_str();
         let export = client.export_arrow(policy, &query).await.map_err(|error| failed(&self.url, error))?;
-        Ok(Source::Columns { export, columns: Box::default() })
+        Ok(Source::Columns { client, export, columns: Box::default() })
     }
 }
 
@@ -147,7 +149,7 @@ impl Source {
                 let page = reader.next_page().await.map_err(refused)?;
                 Ok(page.map(Page::Rollouts))
             }
-            Self::Columns { export, columns } => loop {
+            Self::Columns { export, columns, .. } => loop {
                 if let Some(batch) = columns.next()? {
                     return Ok(Some(Page::Batch(batch)));
                 }
@@ -155,6 +157,33 @@ impl Source {
                 columns.push(chunk);
             },
         }
+    }
+
+    /// Writes the media that the messages of a page name, and that are not in the folder yet.
+    pub(super) async fn write_media(&self, page: &Page, folder: &mut MediaFolder) -> anyhow::Result<()> {
+        let mut named = Vec::new();
+        match page {
+            Page::Rollouts(rollouts) => {
+                let messages = rollouts.iter().filter_map(|exported| exported.trajectory.messages.as_ref());
+                messages.for_each(|messages| named.extend(folder.named_first(messages.get())));
+            }
+            Page::Batch(batch) => {
+                let messages = batch.column_by_name("messages").and_then(|column| column.as_string_opt::<i32>());
+                let texts = messages.into_iter().flatten().flatten();
+                texts.for_each(|messages| named.extend(folder.named_first(messages)));
+            }
+        }
+        named.retain(|digest| !folder.has(*digest));
+        for digest in named {
+            let bytes = match self {
+                Self::Columns { client, .. } => client.media(&digest.to_string()).await?.map(|bytes| bytes.to_vec()),
+                Self::Database { store, .. } => blobs::read(store, digest).await.map_err(refused)?,
+            };
+            let gone =
+                || anyhow!("`forebay:{digest}` is gone: the rollout that names it was purged meanwhile; export again");
+            folder.write(digest, &bytes.ok_or_else(gone)?)?;
+        }
+        Ok(())
     }
 
     /// Ends the export, and returns what it has and what it left out.

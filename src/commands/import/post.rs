@@ -8,7 +8,11 @@ use forebay_client::{
     wire::{BulkLine, ImportReport, Problem, Trajectory},
 };
 
-use crate::commands::{service::ServiceArgs, text::shown};
+use crate::commands::{
+    media::{self, MediaFolder},
+    service::ServiceArgs,
+    text::shown,
+};
 
 /// The most rollouts of one request.
 const CHUNK_ROLLOUTS: usize = 256;
@@ -83,6 +87,16 @@ impl Poster {
     pub(super) fn new(service: ServiceArgs, patience: Duration) -> anyhow::Result<Self> {
         let client = service.client()?;
         Ok(Self { service, client, patience })
+    }
+
+    /// Uploads what messages name and the folder has. What it has not may be at the service, which says so otherwise.
+    pub(super) async fn upload_named(&self, folder: &mut MediaFolder, messages: &str) -> anyhow::Result<()> {
+        for digest in folder.named_first(messages) {
+            let Some(bytes) = folder.read(digest)? else { continue };
+            let kind = media::media_type(&bytes);
+            self.client.upload(bytes.into(), kind).await.map_err(|error| self.service.failed(error))?;
+        }
+        Ok(())
     }
 
     /// Posts a chunk, and counts the answers. Rollouts for which there is no room are posted again until the patience

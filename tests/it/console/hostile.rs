@@ -92,6 +92,29 @@ async fn text_of_rollouts_stays_text() {
     app.finish().await;
 }
 
+/// A PNG of one pixel.
+const PIXEL: &str = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==";
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_image_is_fetched_when_the_reader_wants_it_and_is_nothing_but_an_image() {
+    let app = TestApp::start(Backend::Sqlite).await;
+    let part = |kind: &str| json!({"image": format!("data:{kind};base64,{PIXEL}"), "type": "image"});
+    // The second one has another digest, because its bytes differ, and is no image for a browser.
+    let page = json!({"image": format!("data:text/html;base64,{}", &PIXEL[4..]), "type": "image"});
+    let messages = json!([{"role": "user", "content": [part("image/png"), page]}]);
+    app.accept(with(rollout("seen", 1.0), json!({"messages": messages}))).await;
+    let page = shows(&app, "seen").await;
+    assert_eq!(page.eval("document.querySelectorAll('main img').length").await, 0);
+    page.eval("[...document.querySelectorAll('.chat button, .messages button')].filter((button) => button.innerText === 'Show it')\
+        .forEach((button) => button.click())").await;
+    page.wait_for("document.querySelector('main img')?.naturalWidth === 1").await;
+    page.wait_for_text("which is not shown").await;
+    assert_eq!(page.eval("document.querySelectorAll('main img').length").await, 1);
+    assert_eq!(page.axe().await, Vec::<String>::new());
+    page.assert_clean(origin(&app));
+    app.finish().await;
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_message_of_ten_megabytes_and_a_million_tokens_are_looked_at_in_parts() {
     if !endure::is_long() {

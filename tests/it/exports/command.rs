@@ -13,7 +13,7 @@ use tokio::{
 use super::post_everything;
 use crate::{
     snippets::python,
-    support::{Backend, TestApp, eventually, group, on_both_stores, rollout, text, with},
+    support::{Backend, TestApp, eventually, group, on_both_stores, rollout, text, with, with_image},
 };
 
 async fn forebay(arguments: &[&str]) -> Output {
@@ -94,6 +94,44 @@ on_both_stores! {
         let refused = complaint(&["--format", "forebay", "--url", &app.url, "--output", "-"]).await;
         assert!(refused.contains("nothing listens at"), "{refused}");
         app.restart().await;
+    }
+
+    async fn an_export_and_its_import_have_the_images(app: TestApp) {
+        let images = [&b"\x89PNG one"[..], b"two"];
+        for (index, image) in images.iter().enumerate() {
+            app.accept(with(rollout(&format!("r{index}"), 1.0), with_image(image))).await;
+            app.accept(with(rollout(&format!("again{index}"), 1.0), with_image(image))).await;
+        }
+        let folder = tempfile::tempdir().expect("a temporary folder can be made");
+        let path = |name: &str| folder.path().join(name).display().to_string();
+        for (place, of) in [("--url", &app.url), ("--database", &app.database)] {
+            let media = path(place);
+            let lines = exported(&["--format", "forebay", place, of, "--media", &media]).await;
+            std::fs::write(path("all.jsonl"), lines).expect("the folder can be written");
+            let digests: Vec<String> = images.iter().map(|image| blake3::hash(image).to_hex().to_string()).collect();
+            let mut sorted = digests.clone();
+            sorted.sort();
+            assert_eq!(files(Path::new(&media)), sorted);
+            let other = TestApp::start(Backend::Sqlite).await;
+            let lines = path("all.jsonl");
+            let import = async |more: &[&str]| {
+                let arguments = [&["import", "--format", "forebay", "--url", &other.url, &lines][..], more];
+                let program = Command::new(env!("CARGO_BIN_EXE_forebay")).args(arguments.concat()).output().await;
+                program.expect("the binary starts")
+            };
+            let without = import(&[]).await;
+            let said = String::from_utf8_lossy(&without.stdout).into_owned();
+            assert!(!without.status.success() && said.contains("which is not here"), "{said}");
+            let with = import(&["--media", &media]).await;
+            assert!(with.status.success(), "{}", String::from_utf8_lossy(&with.stderr));
+            for (image, digest) in images.iter().zip(&digests) {
+                let got = other.http.get(format!("{}/media/{digest}", other.url)).send().await.expect("the server answers");
+                let expected = if image.starts_with(b"\x89") { "image/png" } else { "application/octet-stream" };
+                assert_eq!(got.headers()["content-type"], expected);
+                assert_eq!(&got.bytes().await.expect("it is whole")[..], *image);
+            }
+            other.finish().await;
+        }
     }
 
     async fn rows_are_segments_and_their_floats_are_those_that_were_posted(app: TestApp) {

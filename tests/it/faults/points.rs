@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, path::Path};
 use serde_json::{Value, json};
 
 use super::{Call, EIO, Fault, Faults, On, database};
-use crate::support::{endure, group, member, process::Service, text, with};
+use crate::support::{endure, group, member, process::Service, text, with, with_image};
 
 /// Calls of the script: method, path, body. `{batch}` and `{lease}` are those of the last lease.
 fn script() -> Vec<(&'static str, &'static str, Value)> {
@@ -31,6 +31,7 @@ fn script() -> Vec<(&'static str, &'static str, Value)> {
         lease("fourth"),
         ack(2),
         ("POST", "/trajectories", member("c", 0, 1.0)),
+        ("POST", "/trajectories", with(group("e", &[1.0])[0].clone(), with_image(b"an image"))),
         ("POST", "/groups/discard", json!({"group_id": "c", "reason": "test"})),
         ("POST", "/trajectories", member("a", 2, 1.0)),
         ("PUT", "/policies/scored", json!({"scores": {"required": ["tests", "judge"], "reward": "scores.judge"}})),

@@ -17,7 +17,7 @@ use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use serde_json::{Value, json};
 
 use super::{Faults, database};
-use crate::support::{TestApp, endure, eventually, group, http, member, process::Service, text, with};
+use crate::support::{TestApp, endure, eventually, group, http, member, process::Service, text, with, with_image};
 
 /// The unit in which disks write.
 const SECTOR: usize = 512;
@@ -358,6 +358,7 @@ impl Clients {
             let bundle = bundle.as_array().expect("a bundle").iter().take(2);
             let bundle: Vec<Value> = bundle.map(|rollout| with(rollout.clone(), long.clone())).collect();
             let single = with(member(&name, 2, 0.5), json!({"group_size": 3}));
+            let single = with(single, with_image(&image(&name)));
             for body in [Value::Array(bundle), Value::Array(vec![single])] {
                 let Some(receipts) = self.call(&url, "POST", "/trajectories", &body).await else { return };
                 let receipts = receipts.as_array().expect("a list of receipts");
@@ -384,6 +385,11 @@ impl Clients {
         }
         Some(())
     }
+}
+
+/// The image that a rollout of a group has.
+fn image(group: &str) -> Vec<u8> {
+    group.bytes().cycle().take(20_000).collect()
 }
 
 /// Groups that a producer posts in one life of the service.
@@ -452,6 +458,12 @@ async fn check(folder: &Path, facts: &[&Fact]) {
                 let (group, _) = rollout.rsplit_once('-').expect("ids are group-index");
                 let is_stored = groups.get(group).is_some_and(|rollouts| rollouts.contains(rollout));
                 assert!(is_stored, "{rollout} was acknowledged and is lost");
+                if rollout.ends_with("-2") {
+                    let image = image(group);
+                    let got = app.http.get(format!("{}/media/{}", app.url, blake3::hash(&image))).send().await;
+                    let got = got.expect("the service answers").bytes().await.expect("it is whole");
+                    assert!(got == image, "the image of {rollout} is lost");
+                }
             }
             Fact::Acked(batch, step) => {
                 let batch = app.get(&format!("/batches/{batch}")).await.expect(200);

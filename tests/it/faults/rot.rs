@@ -10,7 +10,7 @@ use rand::{RngExt as _, SeedableRng as _, rngs::StdRng};
 use serde_json::{Value, json};
 
 use super::database;
-use crate::support::{endure, group, process::Service, text};
+use crate::support::{endure, group, process::Service, text, with_image};
 
 const GROUPS: usize = 12;
 
@@ -34,6 +34,8 @@ async fn intact(folder: &Path) -> (Files, BTreeMap<String, Value>) {
             let tokens: Vec<usize> = (0..600).map(|token| token * 7919 % (1_000 + index + place)).collect();
             let logprobs: Vec<f64> = (1..600).map(|token| -1.0 / f64::from(token)).collect();
             rollout["segments"] = json!([{"tokens": tokens, "loss_mask": vec![1; 599], "logprobs": logprobs}]);
+            let image: Vec<u8> = (0..3_000).map(|at| (at * (index + 2)) as u8).collect();
+            rollout["messages"] = with_image(&image)["messages"].take();
         }
         let sent = http.post(format!("{}/trajectories", service.url)).json(&bundle).send().await;
         assert_eq!(sent.expect("the service answers").status(), 201);
@@ -48,7 +50,7 @@ async fn intact(folder: &Path) -> (Files, BTreeMap<String, Value>) {
     assert_eq!(files.len(), 2);
     let service = Service::start(&database(folder)).await;
     let rows = delivered(&http, &service.url).await;
-    assert_eq!(rows.len(), 2 * GROUPS);
+    assert_eq!(rows.len(), 4 * GROUPS, "rows and images");
     service.kill().await;
     (files, rows)
 }
@@ -74,6 +76,15 @@ async fn delivered(http: &reqwest::Client, url: &str) -> BTreeMap<String, Value>
         let Ok(body) = read.text().await else { continue };
         for line in body.lines() {
             let row: Value = serde_json::from_str(line).expect("every line is a row");
+            let image =
+                row["messages"][0]["content"][0]["image_url"]["url"].as_str().and_then(|url| url.split_once(':'));
+            let image = http.get(format!("{url}/media/{}", image.expect("the image is an upload").1)).send().await;
+            let image = image.expect("the service answers");
+            if image.status() == 200
+                && let Ok(image) = image.bytes().await
+            {
+                rows.insert(format!("image {}", text(&row["rollout_id"])), json!(image.to_vec()));
+            }
             rows.insert(format!("{} {}", text(&row["rollout_id"]), row["segment"]), row);
         }
     }

@@ -613,6 +613,13 @@ pub(crate) fn group(group_id: &str, rewards: &[f64]) -> Value {
     Value::Array(members.collect())
 }
 
+/// Messages with an image as a data URL.
+pub(crate) fn with_image(image: &[u8]) -> Value {
+    use base64::Engine as _;
+    let url = format!("data:image/png;base64,{}", base64::prelude::BASE64_STANDARD.encode(image));
+    json!({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}]}]})
+}
+
 /// A value with fields replaced or added.
 pub(crate) fn with(mut value: Value, fields: Value) -> Value {
     let (Value::Object(target), Value::Object(fields)) = (&mut value, fields) else {

@@ -49,6 +49,15 @@ impl Call {
         Ok(Self { body: Some((JSON, text.into())), ..self })
     }
 
+    pub(super) fn bytes(self, media: &'static str, bytes: Bytes) -> Self {
+        Self { body: Some((media, bytes)), ..self }
+    }
+
+    /// Returns the bytes that answer the call.
+    pub(super) async fn content(&self, http: &reqwest::Client) -> Result<Bytes, Failure> {
+        Ok(self.stream(http).await?.bytes().await?)
+    }
+
     pub(super) fn ndjson(self, items: &[impl Serialize]) -> Result<Self, ClientError> {
         let mut text = Vec::new();
         for item in items {

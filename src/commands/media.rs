@@ -1,0 +1,72 @@
+//! The folder in which an export has what messages name, and from which an import uploads it. Each file has the digest of
+//! its bytes as its name.
+
+use std::{
+    collections::HashSet,
+    io::ErrorKind,
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, ensure};
+use forebay_domain::{ids::BlobDigest, media};
+
+/// A folder of media.
+pub(crate) struct MediaFolder {
+    path: PathBuf,
+    /// Those that were written, or uploaded.
+    done: HashSet<BlobDigest>,
+}
+
+impl MediaFolder {
+    /// A folder to write to, which is created.
+    pub(crate) fn create(path: &Path) -> anyhow::Result<Self> {
+        std::fs::create_dir_all(path).with_context(|| format!("cannot create {}", path.display()))?;
+        Ok(Self::open(path))
+    }
+
+    pub(crate) fn open(path: &Path) -> Self {
+        Self { path: path.to_owned(), done: HashSet::new() }
+    }
+
+    /// What messages name and nobody has asked for yet.
+    pub(crate) fn named_first(&mut self, messages: &str) -> Vec<BlobDigest> {
+        media::named_in(messages).into_iter().filter(|digest| self.done.insert(*digest)).collect()
+    }
+
+    /// Whether a file is there already, of an export before.
+    pub(crate) fn has(&self, digest: BlobDigest) -> bool {
+        self.path.join(digest.to_string()).exists()
+    }
+
+    /// Writes a file, which has its name when it is complete.
+    pub(crate) fn write(&self, digest: BlobDigest, bytes: &[u8]) -> anyhow::Result<()> {
+        let path = self.path.join(digest.to_string());
+        let partial = path.with_extension("partial");
+        let written = std::fs::write(&partial, bytes).and_then(|()| std::fs::rename(&partial, &path));
+        written.with_context(|| format!("cannot write {}", path.display()))
+    }
+
+    /// Reads a file, if it is there.
+    pub(crate) fn read(&self, digest: BlobDigest) -> anyhow::Result<Option<Vec<u8>>> {
+        let path = self.path.join(digest.to_string());
+        let bytes = match std::fs::read(&path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+            bytes => bytes.with_context(|| format!("cannot read {}", path.display()))?,
+        };
+        let is_right = *blake3::hash(&bytes).as_bytes() == digest.0;
+        ensure!(is_right, "{} has other bytes than its name says", path.display());
+        Ok(Some(bytes))
+    }
+}
+
+/// The media type that the first bytes of a file tell.
+pub(crate) fn media_type(bytes: &[u8]) -> &'static str {
+    match bytes {
+        [0x89, b'P', b'N', b'G', ..] => "image/png",
+        [0xff, 0xd8, 0xff, ..] => "image/jpeg",
+        [b'G', b'I', b'F', b'8', ..] => "image/gif",
+        [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'E', b'B', b'P', ..] => "image/webp",
+        [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'A', b'V', b'E', ..] => "audio/wav",
+        _ => "application/octet-stream",
+    }
+}
