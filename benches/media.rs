@@ -22,7 +22,7 @@ const CLIENTS: usize = 8;
 
 const ROUNDS: usize = 5;
 
-/// What is appended before each sync: what one commit of an upload stores.
+/// What is appended before each sync: what a commit stores of the parts that come together.
 const PART: usize = 4 << 20;
 
 #[tokio::main]

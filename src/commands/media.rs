@@ -3,7 +3,7 @@
 
 use std::{
     collections::HashSet,
-    io::ErrorKind,
+    io::{ErrorKind, Write as _},
     path::{Path, PathBuf},
 };
 
@@ -38,12 +38,19 @@ impl MediaFolder {
         self.path.join(digest.to_string()).exists()
     }
 
-    /// Writes a file, which has its name when it is complete.
+    /// Writes a file, which has its name when it is whole on disk.
     pub(crate) fn write(&self, digest: BlobDigest, bytes: &[u8]) -> anyhow::Result<()> {
+        ensure!(is_of(digest, bytes), "the service has sent other bytes than `{digest}` says");
         let path = self.path.join(digest.to_string());
-        let partial = path.with_extension("partial");
-        let written = std::fs::write(&partial, bytes).and_then(|()| std::fs::rename(&partial, &path));
-        written.with_context(|| format!("cannot write {}", path.display()))
+        let write = || {
+            // Another export may write to the same folder.
+            let mut file = tempfile::NamedTempFile::new_in(&self.path)?;
+            file.write_all(bytes)?;
+            file.as_file().sync_all()?;
+            file.persist(&path)?;
+            Ok(())
+        };
+        write().map_err(|error: std::io::Error| error).with_context(|| format!("cannot write {}", path.display()))
     }
 
     /// Reads a file, if it is there.
@@ -53,10 +60,13 @@ impl MediaFolder {
             Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
             bytes => bytes.with_context(|| format!("cannot read {}", path.display()))?,
         };
-        let is_right = *blake3::hash(&bytes).as_bytes() == digest.0;
-        ensure!(is_right, "{} has other bytes than its name says", path.display());
+        ensure!(is_of(digest, &bytes), "{} has other bytes than its name says", path.display());
         Ok(Some(bytes))
     }
+}
+
+fn is_of(digest: BlobDigest, bytes: &[u8]) -> bool {
+    *blake3::hash(bytes).as_bytes() == digest.0
 }
 
 /// The media type that the first bytes of a file tell.
@@ -67,6 +77,10 @@ pub(crate) fn media_type(bytes: &[u8]) -> &'static str {
         [b'G', b'I', b'F', b'8', ..] => "image/gif",
         [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'E', b'B', b'P', ..] => "image/webp",
         [b'R', b'I', b'F', b'F', _, _, _, _, b'W', b'A', b'V', b'E', ..] => "audio/wav",
+        [_, _, _, _, b'f', b't', b'y', b'p', ..] => "video/mp4",
+        [0x1a, 0x45, 0xdf, 0xa3, ..] => "video/webm",
+        [b'O', b'g', b'g', b'S', ..] => "audio/ogg",
+        [b'I', b'D', b'3', ..] | [0xff, 0xfb, ..] => "audio/mpeg",
         _ => "application/octet-stream",
     }
 }

@@ -360,8 +360,8 @@ async fn doctor(database: &str) -> String {
 /// Uploads until it is whole, however often the service is killed.
 async fn survive(database: &str) {
     let kills = endure::size(5, 10);
-    // Between two kills, two MiB are acknowledged, and four are stored by an upload that does not end.
-    let image = bytes(30, (6 * kills + 1) * MIB + 5);
+    // Between two kills, two MiB are acknowledged, and as many are stored by an upload that does not end.
+    let image = bytes(30, (4 * kills + 1) * MIB + 5);
     let mut last = 0;
     for kill in 0..kills {
         let service = Service::start(database).await;
@@ -374,7 +374,7 @@ async fn survive(database: &str) {
         let upload = tokio::spawn(async move {
             let range = format!("bytes {from}-{}/{}", sent.len() - 1, sent.len());
             let request = http().put(format!("{url}/media/{}", digest(&sent))).header("content-range", range);
-            let part = futures::stream::iter([Ok::<_, std::io::Error>(sent[from..from + 4 * MIB + 9].to_vec())]);
+            let part = futures::stream::iter([Ok::<_, std::io::Error>(sent[from..from + 2 * MIB + 9].to_vec())]);
             let body = reqwest::Body::wrap_stream(part.chain(futures::stream::pending()));
             let _ = request.header("content-length", sent.len() - from).body(body).send().await;
         });

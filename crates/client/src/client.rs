@@ -176,6 +176,13 @@ impl Client {
         self.retry.run(call.repeat, || call.value(&self.http)).await
     }
 
+    /// Does what [`upload`](Self::upload) does, for those who know the BLAKE3 digest of the bytes.
+    pub async fn put_media(&self, digest: &str, bytes: Bytes, media_type: &'static str) -> Result<Upload> {
+        let url = self.url(&["media", digest], &[]);
+        let call = Call::new(Method::PUT, url, Repeat::Always).bytes(media_type, bytes);
+        self.retry.run(call.repeat, || call.value(&self.http)).await
+    }
+
     /// Returns the bytes of an upload, or `None` if it is not known.
     pub async fn media(&self, digest: &str) -> Result<Option<Bytes>> {
         let url = self.url(&["media", digest], &[]);

@@ -38,56 +38,76 @@ const MEDIA_KEYS: [&str; 10] =
 /// What is below these keys was written by a model, so that it names nothing.
 const WRITTEN_KEYS: [&str; 4] = ["tool_calls", "function_call", "arguments", "input"];
 
+/// What comes next in an array or an object.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Next {
+    Key,
+    Medium,
+    /// A value that a model wrote.
+    Written,
+    Other,
+}
+
 /// An array or an object on the way to a value.
 struct Level {
     is_object: bool,
-    /// Whether a key of an object is next, and not a value.
-    wants_key: bool,
-    /// The last key of the object, or the key that the array is the value of.
-    holds_media: bool,
     is_written: bool,
+    next: Next,
 }
 
-/// The strings in the places of media, without their quotes.
-fn media_strings(json: &str) -> Vec<Range<usize>> {
+impl Level {
+    /// An object where a value was next.
+    fn object(at: Next) -> Self {
+        Self { is_object: true, is_written: at == Next::Written, next: Next::Key }
+    }
+
+    /// An array where a value was next: its entries are what it is.
+    fn array(at: Next) -> Self {
+        Self { is_object: false, is_written: at == Next::Written, next: at }
+    }
+
+    /// What the value of a key is.
+    fn value_of(&self, key: &str) -> Next {
+        match key {
+            key if self.is_written || WRITTEN_KEYS.contains(&key) => Next::Written,
+            key if MEDIA_KEYS.contains(&key) => Next::Medium,
+            _ => Next::Other,
+        }
+    }
+}
+
+/// The deepest array or object that is looked into. Deeper messages are refused.
+const LEVELS_MAX: usize = 128;
+
+/// Calls `found` with each string in a place of media, without its quotes.
+fn media_strings(json: &str, mut found: impl FnMut(Range<usize>)) {
     let mut levels: Vec<Level> = Vec::new();
-    let mut found = Vec::new();
     let mut at = 0;
-    while let Some(next) = json.as_bytes()[at..].iter().position(|byte| b"\"{}[],".contains(byte)) {
-        at += next;
-        let above = levels.last().map_or((false, false), |level| (level.holds_media, level.is_written));
+    while let Some(ahead) = json.as_bytes()[at..].iter().position(|byte| b"\"{}[],".contains(byte)) {
+        at += ahead;
+        let next = levels.last().map_or(Next::Other, |level| level.next);
         match json.as_bytes()[at] {
-            b'{' => levels.push(Level { is_object: true, wants_key: true, holds_media: false, is_written: above.1 }),
-            b'[' => {
-                levels.push(Level { is_object: false, wants_key: false, holds_media: above.0, is_written: above.1 })
-            }
+            b'{' | b'[' if levels.len() == LEVELS_MAX => return,
+            b'{' => levels.push(Level::object(next)),
+            b'[' => levels.push(Level::array(next)),
             b'}' | b']' => drop(levels.pop()),
             b',' => {
-                if let Some(level) = levels.last_mut() {
-                    level.wants_key = level.is_object;
+                if let Some(level) = levels.last_mut().filter(|level| level.is_object) {
+                    level.next = Next::Key;
                 }
             }
             _ => {
                 let string = at + 1..string_end(json, at + 1);
                 at = string.end;
-                if let Some(level) = levels.last_mut() {
-                    if level.wants_key {
-                        let key = &json[string];
-                        level.wants_key = false;
-                        level.holds_media = MEDIA_KEYS.contains(&key);
-                        // What is below a key is written if the object is, or the key says so.
-                        let is_below = levels.len() > 1 && levels[levels.len() - 2].is_written;
-                        let level = levels.last_mut().expect("it was just there");
-                        level.is_written = is_below || WRITTEN_KEYS.contains(&key);
-                    } else if level.holds_media && !level.is_written {
-                        found.push(string);
-                    }
+                match (next, levels.last_mut()) {
+                    (Next::Key, Some(level)) => level.next = level.value_of(&json[string]),
+                    (Next::Medium, _) => found(string),
+                    _ => {}
                 }
             }
         }
         at += 1;
     }
-    found
 }
 
 /// Where a string that begins here ends: its closing quote.
@@ -110,10 +130,12 @@ pub fn named_in(messages: &str) -> Vec<BlobDigest> {
     if memmem::find(messages.as_bytes(), b"\"forebay:").is_none() {
         return Vec::new();
     }
-    let mut seen = HashSet::new();
-    let named =
-        media_strings(messages).into_iter().filter_map(|string| messages[string].strip_prefix(SCHEME)?.parse().ok());
-    named.filter(|digest| seen.insert(*digest)).collect()
+    let (mut seen, mut named) = (HashSet::new(), Vec::new());
+    media_strings(messages, |string| {
+        let digest: Option<BlobDigest> = messages[string].strip_prefix(SCHEME).and_then(|text| text.parse().ok());
+        named.extend(digest.filter(|digest| seen.insert(*digest)));
+    });
+    named
 }
 
 /// Bytes that a message had as a data URL, which are stored as an upload.
@@ -125,43 +147,67 @@ pub struct Inline {
 }
 
 /// The data URLs (RFC 2397) in the places of media in messages, each once, and the messages with the addresses of what
-/// will be uploads. None if there are none. What is no data URL in base64 stays as it is.
+/// will be uploads. None if there are none. What is no data URL in base64 stays as it is, and so does one that is shorter
+/// than an address, so that messages never grow.
 ///
 /// A group whose rollouts have the same image stores it once, and no trainer reads it as text.
 pub fn take_inline(messages: &str, memory: &mut Memory<'_>) -> Result<Option<(String, Vec<Inline>)>, NoMemory> {
     if memmem::find(messages.as_bytes(), b"\"data:").is_none() {
         return Ok(None);
     }
-    let (mut rest, mut rewritten) = (0, String::new());
+    // All of it is asked for at once: their bytes, and the text of the messages anew.
+    let (mut count, mut bytes) = (0, 0);
+    media_strings(messages, |string| {
+        if let Some((_, text)) = data_url(&messages[string]) {
+            (count, bytes) = (count + 1, bytes + text.len() / 4 * 3);
+        }
+    });
+    if count == 0 {
+        return Ok(None);
+    }
+    if !memory(bytes + messages.len()) {
+        return Err(NoMemory);
+    }
+    let (mut rest, mut rewritten) = (0, String::with_capacity(messages.len()));
     let mut found: BTreeMap<BlobDigest, Inline> = BTreeMap::new();
-    for string in media_strings(messages) {
-        let url = &messages[string.clone()];
-        let Some((media_type, text)) = url.strip_prefix("data:").and_then(|url| url.split_once(',')) else { continue };
-        let Some(media_type) = media_type.strip_suffix(";base64") else { continue };
-        // Its bytes, and the text of all messages anew.
-        let so_far = if rewritten.is_empty() { messages.len() } else { 0 };
-        if !memory(text.len() / 4 * 3 + so_far) {
-            return Err(NoMemory);
-        }
-        let media_type = media_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
-        // Some encoders of JSON escape slashes.
-        let text = if text.contains('\\') { Cow::Owned(text.replace("\\/", "/")) } else { Cow::Borrowed(text) };
-        let Ok(body) = BASE64.decode(text.as_bytes()) else { continue };
-        if body.is_empty() || body.len() as u64 > MEDIA_BYTES_MAX || media_type.len() > MEDIA_TYPE_BYTES_MAX {
-            continue;
-        }
-        let digest = BlobDigest(*blake3::hash(&body).as_bytes());
+    media_strings(messages, |string| {
+        let Some(inline) = data_url(&messages[string.clone()]).and_then(decoded) else { return };
         rewritten.push_str(&messages[rest..string.start]);
         rewritten.push_str(SCHEME);
-        rewritten.push_str(&digest.to_string());
+        rewritten.push_str(&inline.digest.to_string());
         rest = string.end;
-        found.entry(digest).or_insert_with(|| Inline { digest, media_type, body: body.into() });
-    }
+        found.entry(inline.digest).or_insert(inline);
+    });
     if found.is_empty() {
         return Ok(None);
     }
     rewritten.push_str(&messages[rest..]);
     Ok(Some((rewritten, found.into_values().collect())))
+}
+
+/// The media type with its parameters and the base64 of a data URL, as they are in JSON.
+fn data_url(string: &str) -> Option<(&str, &str)> {
+    let is_long = string.len() >= SCHEME.len() + 2 * size_of::<BlobDigest>();
+    let (media_type, text) = string.strip_prefix("data:").filter(|_| is_long)?.split_once(',')?;
+    Some((media_type.strip_suffix(";base64")?, text))
+}
+
+fn decoded((media_type, text): (&str, &str)) -> Option<Inline> {
+    let [media_type, text] = [media_type, text].map(unescaped);
+    let media_type = media_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    let body = BASE64.decode(text.as_bytes()).ok()?;
+    let is_allowed =
+        !body.is_empty() && body.len() as u64 <= MEDIA_BYTES_MAX && media_type.len() <= MEDIA_TYPE_BYTES_MAX;
+    let digest = BlobDigest(*blake3::hash(&body).as_bytes());
+    is_allowed.then(|| Inline { digest, media_type, body: body.into() })
+}
+
+/// What a string in JSON stands for. Some encoders escape slashes, others the plus sign.
+fn unescaped(text: &str) -> Cow<'_, str> {
+    if !text.contains('\\') {
+        return Cow::Borrowed(text);
+    }
+    serde_json::from_str(&format!("\"{text}\"")).map_or(Cow::Borrowed(text), Cow::Owned)
 }
 
 /// Padding may be missing.
@@ -212,16 +258,24 @@ mod tests {
         };
         let (rewritten, found) = take_inline(&sent, &mut memory).expect("there is memory").expect("there are two");
         assert_eq!(rewritten, expected);
-        let mut found: Vec<_> =
-            found.iter().map(|inline| (inline.digest, inline.media_type.as_str(), inline.body.to_vec())).collect();
-        found.sort();
-        let mut both = vec![(of(&image), "image/png", image), (of(&sound), "audio/wav", sound)];
-        both.sort();
+        let inline = |media_type: &str, bytes: &[u8]| Inline {
+            digest: of(bytes),
+            media_type: media_type.to_owned(),
+            body: Bytes::copy_from_slice(bytes),
+        };
+        let mut both = vec![inline("image/png", &image), inline("audio/wav", &sound)];
+        both.sort_by_key(|inline| inline.digest);
         assert_eq!(found, both);
         assert!((sent.len()..sent.len() + 400).contains(&taken), "{taken}");
-        let escaped = sent.replace('/', "\\/");
-        let (escaped, _) = take_inline(&escaped, &mut |_| true).expect("there is memory").expect("there are two");
-        assert_eq!(escaped.replace("\\/", "/"), expected);
+        for (plain, escaped) in [("/", "\\/"), ("+", "\\u002B")] {
+            let (rewritten, again) = take_inline(&sent.replace(plain, escaped), &mut |_| true)
+                .expect("there is memory")
+                .expect("there are two");
+            assert_eq!(rewritten.replace(escaped, plain), expected);
+            assert_eq!(again, both, "{escaped}");
+        }
+        let short = serde_json::json!([{"image": "data:image/png;base64,QUJD"}]).to_string();
+        assert_eq!(take_inline(&short, &mut |_| true), Ok(None));
         assert_eq!(take_inline(&sent, &mut |_| false), Err(NoMemory));
         assert_eq!(take_inline(&expected, &mut |_| false), Ok(None));
     }

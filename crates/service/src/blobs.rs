@@ -3,7 +3,7 @@
 //! Pieces are hashed here, before the store has them and after it has read them.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     ops::Range,
     time::{Duration, Instant},
 };
@@ -21,7 +21,7 @@ pub use forebay_store::ops::blobs::Stored;
 use forebay_store::{
     Store,
     error::StoreError,
-    ops::blobs::{BlobPk, FindBlob, KeepBlob, StorePieces, SumNeverNamed},
+    ops::blobs::{BlobPk, FindBlob, KeepBlobs, StorePieces, SumNeverNamed},
 };
 use tokio::sync::{Mutex, Semaphore};
 use tracing::instrument;
@@ -29,7 +29,7 @@ use tracing::instrument;
 use crate::{Buffer, error::BufferError};
 
 /// What one commit stores of a blob.
-const PART_BYTES: u64 = 4 * PIECE_BYTES;
+const PART_BYTES: u64 = 2 * PIECE_BYTES;
 
 /// How often an upload begins anew because others have sent other bytes under its name.
 const ATTEMPTS: u32 = 3;
@@ -98,7 +98,7 @@ impl Buffer {
     /// bytes.
     #[instrument(level = "debug", skip_all, fields(blob.digest = %digest))]
     pub async fn keep_blob(&self, digest: BlobDigest, bytes: u64) -> Result<Option<Blob>, BufferError> {
-        Ok(self.store.write(KeepBlob { digest, bytes, now: self.clock.now() }).await?)
+        Ok(keep(self, [(digest, bytes)].into()).await?.remove(&digest))
     }
 
     /// Stores the next pieces of a blob of so many bytes, from a first one on. It is durable when this returns.
@@ -137,8 +137,7 @@ impl Buffer {
         bytes: Bytes,
     ) -> Result<(Blob, bool), BufferError> {
         let total = bytes.len() as u64;
-        let known = self.keep_blob(digest, total).await?;
-        let mut stored = match known {
+        let mut stored = match self.keep_blob(digest, total).await? {
             Some(known) if known.is_complete() => return Ok((known, false)),
             known => known.map_or(0, |known| known.stored),
         };
@@ -158,14 +157,32 @@ impl Buffer {
         Ok((Blob { digest, bytes: total, stored, media_type, expires_at }, true))
     }
 
-    /// Stores what rollouts have as data URLs, before the rollouts that name it.
-    pub(crate) async fn store_inline(&self, bundles: &[Bundle]) -> Result<(), BufferError> {
-        let all = bundles.iter().flat_map(|bundle| bundle.iter()).flat_map(|new| &new.inline);
-        let distinct: BTreeMap<BlobDigest, &Inline> = all.map(|inline| (inline.digest, inline)).collect();
-        for Inline { digest, media_type, body } in distinct.into_values() {
-            self.store_whole(*digest, Some(media_type.clone()), body.clone()).await?;
+    /// Stores what rollouts have as data URLs, before the rollouts that name it. Returns the bundles for which there is no
+    /// room.
+    pub(crate) async fn store_inline(&self, bundles: &[Bundle]) -> Result<BTreeMap<usize, Refusal>, BufferError> {
+        let mut wanted: Vec<(usize, Inline)> = Vec::new();
+        for (index, bundle) in bundles.iter().enumerate() {
+            wanted.extend(bundle.iter().flat_map(|new| &new.inline).map(|inline| (index, inline.clone())));
         }
-        Ok(())
+        let mut refused = BTreeMap::new();
+        if wanted.is_empty() {
+            return Ok(refused);
+        }
+        let uploads = wanted.iter().map(|(_, inline)| (inline.digest, inline.body.len() as u64)).collect();
+        let known = keep(self, uploads).await?;
+        let mut done: BTreeSet<BlobDigest> =
+            known.values().filter(|blob| blob.is_complete()).map(|blob| blob.digest).collect();
+        for (bundle, Inline { digest, media_type, body }) in wanted {
+            if refused.contains_key(&bundle) || done.contains(&digest) {
+                continue;
+            }
+            match self.store_whole(digest, Some(media_type), body).await {
+                Ok(_) => drop(done.insert(digest)),
+                Err(BufferError::Refused(refusal)) => drop(refused.insert(bundle, refusal)),
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(refused)
     }
 
     /// Reads pieces of a blob that is whole, and checks them. None if they were deleted meanwhile.
@@ -173,6 +190,10 @@ impl Buffer {
     pub async fn pieces(&self, found: &FoundBlob, pieces: Range<u64>) -> Result<Option<Vec<Bytes>>, BufferError> {
         read_pieces(&self.store, found, pieces).await
     }
+}
+
+async fn keep(buffer: &Buffer, uploads: BTreeMap<BlobDigest, u64>) -> Result<BTreeMap<BlobDigest, Blob>, BufferError> {
+    Ok(buffer.store.write(KeepBlobs { uploads, now: buffer.clock.now() }).await?)
 }
 
 /// Reads a blob that is stored whole, if there is one with this digest.

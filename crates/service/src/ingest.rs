@@ -88,7 +88,20 @@ impl Buffer {
 }
 
 pub(crate) async fn ingest_bundles(buffer: &Buffer, bundles: Vec<Bundle>) -> Result<Vec<BundleOutcome>, BufferError> {
-    buffer.store_inline(&bundles).await?;
+    let mut refused = buffer.store_inline(&bundles).await?;
+    if refused.is_empty() {
+        return ingest_named(buffer, bundles).await;
+    }
+    let count = bundles.len();
+    let stored = bundles.into_iter().enumerate().filter(|(index, _)| !refused.contains_key(index));
+    let stored = stored.map(|(_, bundle)| bundle).collect();
+    let mut outcomes = ingest_named(buffer, stored).await?.into_iter();
+    let outcome = |index| refused.remove(&index).map_or_else(|| outcomes.next(), |refusal| Some(Err(refusal)));
+    Ok((0..count).filter_map(outcome).collect())
+}
+
+/// Stores bundles whose media are stored.
+async fn ingest_named(buffer: &Buffer, bundles: Vec<Bundle>) -> Result<Vec<BundleOutcome>, BufferError> {
     let bundles = Arc::new(bundles);
     evaluate_filters(&bundles, likely_requests(buffer, &bundles)).await?;
     let mut outcomes = ingest_existing(buffer, Arc::clone(&bundles)).await?;

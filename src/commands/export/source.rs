@@ -54,7 +54,7 @@ pub(super) enum Page {
 
 /// An export that is being read.
 pub(super) enum Source {
-    Columns { client: Client, export: Export, columns: Box<Columns> },
+    Columns { client: Box<Client>, export: Box<Export>, columns: Box<Columns> },
     Database { reader: Box<ExportReader>, store: Arc<Store> },
 }
 
@@ -81,7 +81,7 @@ impl PlaceArgs {
         let query: Vec<(&str, &str)> = query.iter().map(|(name, value)| (*name, value.as_str())).collect();
         let policy = selection.policy.as_str();
         let export = client.export_arrow(policy, &query).await.map_err(|error| failed(&self.url, error))?;
-        Ok(Source::Columns { client, export, columns: Box::default() })
+        Ok(Source::Columns { client: Box::new(client), export: Box::new(export), columns: Box::default() })
     }
 }
 

@@ -94,7 +94,10 @@ impl Poster {
         for digest in folder.named_first(messages) {
             let Some(bytes) = folder.read(digest)? else { continue };
             let kind = media::media_type(&bytes);
-            self.client.upload(bytes.into(), kind).await.map_err(|error| self.service.failed(error))?;
+            self.client
+                .put_media(&digest.to_string(), bytes.into(), kind)
+                .await
+                .map_err(|error| self.service.failed(error))?;
         }
         Ok(())
     }

@@ -31,7 +31,7 @@ fn script() -> Vec<(&'static str, &'static str, Value)> {
         lease("fourth"),
         ack(2),
         ("POST", "/trajectories", member("c", 0, 1.0)),
-        ("POST", "/trajectories", with(group("e", &[1.0])[0].clone(), with_image(b"an image"))),
+        ("POST", "/trajectories", with(group("e", &[1.0])[0].clone(), with_image(&[7; 100]))),
         ("POST", "/groups/discard", json!({"group_id": "c", "reason": "test"})),
         ("POST", "/trajectories", member("a", 2, 1.0)),
         ("PUT", "/policies/scored", json!({"scores": {"required": ["tests", "judge"], "reward": "scores.judge"}})),

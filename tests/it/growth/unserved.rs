@@ -30,7 +30,7 @@ use forebay_service::{Buffer, lease::Holder, reading::Reader};
 use forebay_store::{
     self as store, Store,
     ops::{
-        blobs::{FindBlob, KeepBlob, RetireBlobs, StorePieces, Stored},
+        blobs::{FindBlob, KeepBlobs, RetireBlobs, StorePieces, Stored},
         epochs::BeginEpochs,
         facades::{FindFacadeState, ListReadyGroups, NewestMembers, WriteFacadeState},
         policy::{FindPolicy, ListPolicies, PublishVersion},
@@ -121,7 +121,7 @@ async fn upload(store: &Store) {
         let store_pieces = |first, pieces| StorePieces { digest, bytes, media_type: None, first, pieces, now };
         let first = store.write(store_pieces(0, pieces(0, PIECE_BYTES as usize))).await.expect("answered");
         assert_eq!(first, Stored::UpTo(PIECE_BYTES));
-        assert!(store.write(KeepBlob { digest, bytes, now }).await.expect("answered").is_some());
+        assert!(store.write(KeepBlobs { uploads: [(digest, bytes)].into(), now }).await.expect("answered").len() == 1);
         let all = store.write(store_pieces(1, pieces(PIECE_BYTES as usize, image.len()))).await.expect("answered");
         assert_eq!(all, whole);
     }

@@ -56,7 +56,7 @@ const TURN: Duration = Duration::from_secs(1);
 const UNREAD_BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// What a body that is read in parts has in memory at once, so that it finds room or waits before the first part.
-const PART_BYTES: u64 = 4 << 20;
+const PART_BYTES: u64 = 2 << 20;
 
 /// The first room for a body that is decompressed. It doubles when it is full.
 const FIRST_BYTES: usize = 64 << 10;

@@ -281,7 +281,8 @@ fn prepare(
         }
         return Ok((trajectory.rollout_id, Err(Refusal::NoMemory.into())));
     }
-    let kept = (holds_memory && !trajectory.turns.is_empty()).then(|| Box::new(trajectory.clone()));
+    let has_inline = trajectory.messages.as_ref().is_some_and(|messages| messages.get().contains("\"data:"));
+    let kept = (holds_memory && (has_inline || !trajectory.turns.is_empty())).then(|| Box::new(trajectory.clone()));
     let rollout_id = trajectory.rollout_id.clone();
     let prepared = match (trajectories::prepare(buffer, grant, vec![trajectory], memory), kept) {
         (Err(Refusal::NoMemory), Some(kept)) => return Err(kept),

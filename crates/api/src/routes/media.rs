@@ -43,7 +43,7 @@ use crate::{
 };
 
 /// Pieces that are stored by one commit, or sent together.
-const PART_PIECES: u64 = 4;
+const PART_PIECES: u64 = 2;
 
 /// Upload an image
 ///
@@ -222,18 +222,13 @@ async fn receive(
     }
     let Sent { total, range, media_type } = sent;
     let known = api.run_uncancelled(move |buffer| async move { buffer.keep_blob(digest, total).await }).await?;
-    let stored = match known {
+    let known = match known {
         Some(known) if known.bytes != total => return Err(mismatch(digest)),
         Some(known) if known.is_complete() => return Ok((known, StatusCode::OK)),
-        known => known.map_or(0, |known| known.stored),
+        Some(known) => known,
+        None => Blob { digest, bytes: total, stored: 0, media_type: None, expires_at: None },
     };
-    let blob = |stored| Blob {
-        digest,
-        bytes: total,
-        stored,
-        media_type: media_type.clone(),
-        expires_at: Some(api.buffer.now().plus_seconds(KEPT_UNUSED_S)),
-    };
+    let stored = known.stored;
     if range.start > stored {
         let failure = Failure::new(StatusCode::CONFLICT, "upload-gap", "The bytes before these are not stored");
         let first = range.start;
@@ -242,19 +237,20 @@ async fn receive(
     // What is behind the last whole piece is sent again with the rest.
     let end = if range.end == total { total } else { range.end - range.end % PIECE_BYTES };
     if end <= stored {
-        return Ok((blob(stored), StatusCode::ACCEPTED));
+        return Ok((known, StatusCode::ACCEPTED));
     }
     let mut parts = body::in_parts(&api.budgets.posts, owner, api.limits, range.end - range.start).await?;
     if !parts.skip(body, stored - range.start).await.map_err(body::unread_part)? {
         return Err(body::incomplete());
     }
-    let stored = store(api, &blob(stored), end, &mut parts, body).await?;
+    let stored = store(api, &Blob { media_type, ..known.clone() }, end, &mut parts, body).await?;
     let status = if stored == total { StatusCode::CREATED } else { StatusCode::ACCEPTED };
-    Ok((blob(stored), status))
+    Ok((Blob { stored, expires_at: Some(api.buffer.now().plus_seconds(KEPT_UNUSED_S)), ..known }, status))
 }
 
 /// Stores the bytes from those that are stored up to `end`, a part while the next one arrives. Returns how many are stored
-/// then: fewer if an upload of the same bytes began anew, and more if one overtook this.
+/// then: fewer if an upload of the same bytes was wrong and was deleted. What another upload has stored meanwhile is passed
+/// over.
 async fn store(api: &Api, blob: &Blob, end: u64, parts: &mut InParts, body: &mut Body) -> Result<u64, Failure> {
     let (mut stored, mut at) = (blob.stored, blob.stored);
     // Two parts are in memory at once. A small budget has room for several uploads all the same.
@@ -271,15 +267,23 @@ async fn store(api: &Api, blob: &Blob, end: u64, parts: &mut InParts, body: &mut
         };
         let (next, written) = tokio::join!(parts.next(body, wanted as usize), written);
         stored = written?;
-        if stored != at || wanted == 0 {
+        if stored < at || wanted == 0 {
             return Ok(stored);
         }
         let (part, shares) = next.map_err(body::unread_part)?;
         if (part.len() as u64) < wanted {
             return Err(body::incomplete());
         }
-        at += wanted;
-        arrived = Some((part, shares));
+        let arrived_to = at + wanted;
+        if stored < arrived_to {
+            arrived = Some((part.slice((stored - at) as usize..), shares));
+            at = arrived_to;
+        } else {
+            at = stored.min(end);
+            if !parts.skip(body, at - arrived_to).await.map_err(body::unread_part)? {
+                return Err(body::incomplete());
+            }
+        }
     }
 }
 

@@ -12,7 +12,7 @@ use forebay_domain::{
     formats::payload::Payload,
     ids::{BlobDigest, RolloutPk},
 };
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use super::places::{count_released, read_place};
 use crate::{
@@ -80,17 +80,16 @@ impl Op for FindBlob {
     }
 }
 
-/// Keeps a blob that is stored whole for as long as a new upload. Returns it, or else what is stored of one with so many
-/// bytes.
-pub struct KeepBlob {
-    pub digest: BlobDigest,
-    pub bytes: u64,
+/// Keeps blobs that are stored whole for as long as new uploads. Returns each of them, or else what is stored of one with so
+/// many bytes. They are in the order of their digests, as all who lock several.
+pub struct KeepBlobs {
+    pub uploads: BTreeMap<BlobDigest, u64>,
     pub now: Timestamp,
 }
 
 #[async_trait]
-impl Op for KeepBlob {
-    type Output = Option<Blob>;
+impl Op for KeepBlobs {
+    type Output = BTreeMap<BlobDigest, Blob>;
 
     async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
         const KEEP_BLOB: Statement = Statement::new(
@@ -107,12 +106,17 @@ impl Op for KeepBlob {
             WHERE digest = $1 AND bytes = $2",
         );
         let kept_until = self.now.plus_seconds(KEPT_UNUSED_S);
-        let kept = tx.fetch_optional(KEEP_BLOB, args![&self.digest.0[..], kept_until]).await?;
-        let found = match kept {
-            None => tx.fetch_optional(FIND_UPLOAD, args![&self.digest.0[..], self.bytes]).await?,
-            kept => kept,
-        };
-        found.map(|mut row| read_blob(&mut row).map(|(_, blob)| blob)).transpose()
+        let mut found = BTreeMap::new();
+        for (digest, &bytes) in &self.uploads {
+            let row = match tx.fetch_optional(KEEP_BLOB, args![&digest.0[..], kept_until]).await? {
+                None => tx.fetch_optional(FIND_UPLOAD, args![&digest.0[..], bytes]).await?,
+                kept => kept,
+            };
+            if let Some(mut row) = row {
+                found.insert(*digest, read_blob(&mut row)?.1);
+            }
+        }
+        Ok(found)
     }
 }
 
@@ -169,7 +173,7 @@ impl Op for StorePieces {
         const NOTE_STORED: Statement = Statement::new(
             "-- note_stored
             UPDATE blob
-            SET stored = $2, media_type = $3, kept_until_us = $4, expires_us = $4
+            SET stored = $2, media_type = COALESCE($3, media_type), kept_until_us = $4, expires_us = $4
             WHERE blob_pk = $1",
         );
         let (blob_pk, blob) = self.lock_or_insert(tx).await?;
