@@ -3,6 +3,7 @@
 
 use std::{path::Path, process::Output};
 
+use forebay_store::ops::blobs::RetireBlobs;
 use futures::StreamExt as _;
 use reqwest::{Method, StatusCode, header};
 use serde_json::{Value, json};
@@ -282,6 +283,29 @@ on_both_stores! {
         assert_eq!(chunked.expect("the server answers").status(), 411);
         assert_eq!(get(&app.url, &name, None).await.0, 404);
         app.call(Method::DELETE, &format!("/media/{name}"), None).await.refused(405, "method-not-allowed");
+    }
+
+    async fn posts_and_the_sweep_agree_about_uploads_that_are_due(app: TestApp) {
+        let images: Vec<Vec<u8>> = (0..48).map(|seed| bytes(100 + seed, 2_000)).collect();
+        for image in &images {
+            put(app, image).await.expect(201);
+        }
+        app.clock.advance_s(DAY_S + 1.0);
+        let named = |image: &Vec<u8>| with(rollout(&digest(image), 1.0), naming(&[&digest(image)]));
+        let posts = futures::future::join_all(images.iter().map(|image| app.post("/trajectories", named(image))));
+        // One after the other, so that some are deleted before their posts and others are named before.
+        let retire = async {
+            while app.buffer.store().write(RetireBlobs { now: app.buffer.now(), limit: 1 }).await.expect("answered") > 0 {}
+        };
+        let (posted, ()) = tokio::join!(posts, retire);
+        app.pass_s(1.0).await;
+        for (image, posted) in images.iter().zip(posted) {
+            match posted.status.as_u16() {
+                201 => assert!(is_there(app, image).await, "a rollout names it"),
+                422 => assert!(!is_there(app, image).await, "it was deleted"),
+                _ => panic!("{posted:?}"),
+            }
+        }
     }
 
     async fn there_is_a_bound_for_what_nobody_names(app: TestApp) {

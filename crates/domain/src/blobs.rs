@@ -12,6 +12,9 @@ use crate::{clock::Timestamp, formats::payload::Payload, ids::BlobDigest};
 /// Bytes of every piece but the last. A power of two of BLAKE3's chunks, so that a piece is a subtree.
 pub const PIECE_BYTES: u64 = 1 << 20;
 
+/// What one commit stores of a blob, and what is sent of one at a time.
+pub const PART_BYTES: u64 = 2 * PIECE_BYTES;
+
 /// The most pieces of a blob.
 pub const PIECES_MAX: u64 = 4_096;
 

@@ -220,18 +220,9 @@ const BASE64: GeneralPurpose = GeneralPurpose::new(
 mod tests {
     use super::*;
 
-    fn bytes(length: usize) -> Vec<u8> {
-        let mut state = 1_u32;
-        let mut next = || {
-            state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            (state >> 24) as u8
-        };
-        (0..length).map(|_| next()).collect()
-    }
-
     #[test]
     fn data_urls_become_addresses() {
-        let (image, sound) = (bytes(100), bytes(101));
+        let (image, sound): (Vec<u8>, Vec<u8>) = ((0..100).collect(), (155..=255).collect());
         let of = |bytes: &[u8]| BlobDigest(*blake3::hash(bytes).as_bytes());
         let url = |kind: &str, bytes: &[u8]| format!("data:{kind};base64,{}", BASE64.encode(bytes));
         let (image_url, sound_url) = (url("image/PNG", &image), url("audio/wav;rate=1", &sound));

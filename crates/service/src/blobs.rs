@@ -3,7 +3,7 @@
 //! Pieces are hashed here, before the store has them and after it has read them.
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeMap,
     ops::Range,
     time::{Duration, Instant},
 };
@@ -11,7 +11,7 @@ use std::{
 use bytes::Bytes;
 use forebay_bounds::work;
 use forebay_domain::{
-    blobs::{self, Blob, KEPT_UNUSED_S, PIECE_BYTES, UNUSED_BYTES_MAX, UNUSED_MAX},
+    blobs::{self, Blob, KEPT_UNUSED_S, PART_BYTES, PIECE_BYTES, UNUSED_BYTES_MAX, UNUSED_MAX},
     ids::BlobDigest,
     ingest::Bundle,
     media::Inline,
@@ -27,9 +27,6 @@ use tokio::sync::{Mutex, Semaphore};
 use tracing::instrument;
 
 use crate::{Buffer, error::BufferError};
-
-/// What one commit stores of a blob.
-const PART_BYTES: u64 = 2 * PIECE_BYTES;
 
 /// How often an upload begins anew because others have sent other bytes under its name.
 const ATTEMPTS: u32 = 3;
@@ -127,20 +124,22 @@ impl Buffer {
     #[instrument(level = "debug", skip_all)]
     pub async fn store_blob(&self, bytes: Bytes, media_type: Option<String>) -> Result<(Blob, bool), BufferError> {
         let digest = work::run(bytes.len(), || BlobDigest(*blake3::hash(&bytes).as_bytes())).await;
-        self.store_whole(digest, media_type, bytes).await
+        let stored = match self.keep_blob(digest, bytes.len() as u64).await? {
+            Some(known) if known.is_complete() => return Ok((known, false)),
+            known => known.map_or(0, |known| known.stored),
+        };
+        Ok((self.store_rest(digest, media_type, bytes, stored).await?, true))
     }
 
-    async fn store_whole(
+    /// Stores what is behind the bytes of a blob that are stored.
+    async fn store_rest(
         &self,
         digest: BlobDigest,
         media_type: Option<String>,
         bytes: Bytes,
-    ) -> Result<(Blob, bool), BufferError> {
+        mut stored: u64,
+    ) -> Result<Blob, BufferError> {
         let total = bytes.len() as u64;
-        let mut stored = match self.keep_blob(digest, total).await? {
-            Some(known) if known.is_complete() => return Ok((known, false)),
-            known => known.map_or(0, |known| known.stored),
-        };
         let mut attempts = ATTEMPTS;
         while stored < total {
             let part = bytes.slice(stored as usize..bytes.len().min((stored + PART_BYTES) as usize));
@@ -154,7 +153,7 @@ impl Buffer {
             }
         }
         let expires_at = Some(self.clock.now().plus_seconds(KEPT_UNUSED_S));
-        Ok((Blob { digest, bytes: total, stored, media_type, expires_at }, true))
+        Ok(Blob { digest, bytes: total, stored, media_type, expires_at })
     }
 
     /// Stores what rollouts have as data URLs, before the rollouts that name it. Returns the bundles for which there is no
@@ -170,14 +169,14 @@ impl Buffer {
         }
         let uploads = wanted.iter().map(|(_, inline)| (inline.digest, inline.body.len() as u64)).collect();
         let known = keep(self, uploads).await?;
-        let mut done: BTreeSet<BlobDigest> =
-            known.values().filter(|blob| blob.is_complete()).map(|blob| blob.digest).collect();
+        let mut stored: BTreeMap<BlobDigest, u64> = known.iter().map(|(digest, blob)| (*digest, blob.stored)).collect();
         for (bundle, Inline { digest, media_type, body }) in wanted {
-            if refused.contains_key(&bundle) || done.contains(&digest) {
+            let so_far = stored.get(&digest).copied().unwrap_or(0);
+            if refused.contains_key(&bundle) || so_far == body.len() as u64 {
                 continue;
             }
-            match self.store_whole(digest, Some(media_type), body).await {
-                Ok(_) => drop(done.insert(digest)),
+            match self.store_rest(digest, Some(media_type), body, so_far).await {
+                Ok(blob) => drop(stored.insert(digest, blob.bytes)),
                 Err(BufferError::Refused(refusal)) => drop(refused.insert(bundle, refusal)),
                 Err(error) => return Err(error),
             }

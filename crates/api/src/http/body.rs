@@ -55,9 +55,6 @@ const TURN: Duration = Duration::from_secs(1);
 /// How long the rest of a refused body is read and discarded.
 const UNREAD_BODY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// What a body that is read in parts has in memory at once, so that it finds room or waits before the first part.
-const PART_BYTES: u64 = 2 << 20;
-
 /// The first room for a body that is decompressed. It doubles when it is full.
 const FIRST_BYTES: usize = 64 << 10;
 
@@ -247,16 +244,17 @@ pub(crate) fn refuse_coding(headers: &HeaderMap) -> Result<(), Failure> {
     }
 }
 
-/// A body that is read in parts, each of which takes its bytes from the budget.
+/// A body that is read in parts, each of which takes its bytes from the budget. It waits until there would be room for the
+/// first one.
 pub(crate) async fn in_parts(
     budget: &Budget,
     owner: Owner,
     limits: BodyLimits,
-    announced: u64,
+    first_bytes: usize,
 ) -> Result<InParts, Failure> {
     // Parts of it are in memory, so only they are compared with the limit of a body.
     let limits = arriving::Limits { bytes_max: usize::MAX, timeout: limits.read_timeout, turn: TURN, patience: TURN };
-    let mut arriving = Arriving::new(budget, Some(owner), Some(announced.min(PART_BYTES) as usize), limits);
+    let mut arriving = Arriving::new(budget, Some(owner), Some(first_bytes), limits);
     arriving.admit().await.map_err(unread_part)?;
     Ok(arriving.in_parts())
 }

@@ -16,7 +16,7 @@ use axum::{
 use bytes::Bytes;
 use forebay_bounds::budget::{Owner, Shares, arriving::InParts, paid};
 use forebay_domain::{
-    blobs::{self, Blob, KEPT_UNUSED_S, PIECE_BYTES},
+    blobs::{self, Blob, KEPT_UNUSED_S, PART_BYTES, PIECE_BYTES},
     ids::BlobDigest,
     media::{MEDIA_BYTES_MAX, MEDIA_TYPE_BYTES_MAX, SCHEME},
     refusal::Refusal,
@@ -41,9 +41,6 @@ use crate::{
     },
     openapi::AnyContent,
 };
-
-/// Pieces that are stored by one commit, or sent together.
-const PART_PIECES: u64 = 2;
 
 /// Upload an image
 ///
@@ -72,7 +69,7 @@ const PART_PIECES: u64 = 2;
         (status = 411, description = "`length-required`: neither Content-Length nor Content-Range says how long it is"),
         (status = 413, description = "It has more than 64 MiB"),
         (status = 422, description = "`digest-mismatch`: the digest of the bytes is another one; nothing of them is kept"),
-        (status = 503, description = "The byte budget is used up, the store cannot write, or there are too many uploads that no rollout names"),
+        (status = 503, description = "The byte budget is used up, the store cannot write, or there are too many uploads that no rollout has named"),
     )
 )]
 pub(crate) async fn put(
@@ -107,7 +104,7 @@ pub(crate) async fn put(
         (status = 201, description = "It is stored", body = Upload),
         (status = 200, description = "It was stored before", body = Upload),
         (status = 413, description = "It has more bytes than a body, or than 64 MiB"),
-        (status = 503, description = "The byte budget is used up, the store cannot write, or there are too many uploads that no rollout names"),
+        (status = 503, description = "The byte budget is used up, the store cannot write, or there are too many uploads that no rollout has named"),
     )
 )]
 pub(crate) async fn post(
@@ -239,7 +236,8 @@ async fn receive(
     if end <= stored {
         return Ok((known, StatusCode::ACCEPTED));
     }
-    let mut parts = body::in_parts(&api.budgets.posts, owner, api.limits, range.end - range.start).await?;
+    let first = (range.end - range.start).min(PART_BYTES);
+    let mut parts = body::in_parts(&api.budgets.posts, owner, api.limits, first as usize).await?;
     if !parts.skip(body, stored - range.start).await.map_err(body::unread_part)? {
         return Err(body::incomplete());
     }
@@ -254,8 +252,7 @@ async fn receive(
 async fn store(api: &Api, blob: &Blob, end: u64, parts: &mut InParts, body: &mut Body) -> Result<u64, Failure> {
     let (mut stored, mut at) = (blob.stored, blob.stored);
     // Two parts are in memory at once. A small budget has room for several uploads all the same.
-    let pieces = api.budgets.posts.bytes() as u64 / (8 * PIECE_BYTES);
-    let part_bytes = pieces.clamp(1, PART_PIECES) * PIECE_BYTES;
+    let part_bytes = if api.budgets.posts.bytes() as u64 >= 8 * PART_BYTES { PART_BYTES } else { PIECE_BYTES };
     let mut arrived: Option<(Bytes, Shares)> = None;
     loop {
         let wanted = (end - at).min(part_bytes);
@@ -441,7 +438,7 @@ impl Reading {
     /// Reads and checks the next part. Its bytes are paid for until they are written.
     async fn next(&mut self) -> Result<Vec<Bytes>, Failure> {
         let first = self.wanted.start / PIECE_BYTES;
-        let pieces = first..(first + PART_PIECES).min(blobs::pieces(self.wanted.end));
+        let pieces = first..(first + PART_BYTES / PIECE_BYTES).min(blobs::pieces(self.wanted.end));
         let bytes = ((pieces.end * PIECE_BYTES).min(self.found.blob.bytes) - pieces.start * PIECE_BYTES) as usize;
         let budget = &self.api.budgets.samples;
         // Who has got the first part waits for the others, as readers of samples do.
