@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from . import (
+    columns,
     errors,
     types,
 )
@@ -37,6 +38,7 @@ __all__ = [
     "Trainer",
     "Trajectory",
     "__version__",
+    "columns",
     "errors",
     "run",
     "types",

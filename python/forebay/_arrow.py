@@ -43,6 +43,9 @@ TOKENS = {
 }
 """Columns that are lists of numbers."""
 
+UPLOADS = ("columns", "media")
+"""Columns of segments that hold JSON."""
+
 Row = dict[str, Any]
 
 
@@ -83,7 +86,7 @@ def stream(pa: Any, trajectories: Sequence[Any]) -> bytes:
             for name, kind in names.items():
                 if any(row.get(name) is not None for row in rows):
                     columns[name] = pa.array([row.get(name) for row in rows], pa.type_for_alias(kind))
-        for name in DOCUMENTS:
+        for name in (*DOCUMENTS, *UPLOADS):
             if any(row.get(name) is not None for row in rows):
                 columns[name] = pa.array([row.get(name) for row in rows], pa.string())
         for name, kind in TOKENS.items():
@@ -130,7 +133,9 @@ def _rows(trajectory: Any) -> Iterator[Row]:
         raise Unsuitable("segments")
     for segment in cast("Sequence[Any]", segments):
         held = _named(segment)
-        _only(held, (*SEGMENT, *TOKENS, "versions", "turns"))
+        _only(held, (*SEGMENT, *TOKENS, *UPLOADS, "versions", "turns"))
+        for name in UPLOADS:
+            held[name] = _document(held[name]) if held.get(name) else None
         yield {**shared, **held}
         # These may be null after the first row.
         shared.pop("messages", None)

@@ -34,6 +34,11 @@ __all__ = [
     "CheckpointRequest",
     "CheckpointResponse",
     "CloseRequest",
+    "ColumnDtype",
+    "ColumnRetention",
+    "ColumnRows",
+    "ColumnRule",
+    "ColumnUpload",
     "ContentMessage",
     "Delivered",
     "DiscardRequest",
@@ -217,6 +222,15 @@ BatchOrder = Literal["fifo", "freshest"]
 
 BatchState = Literal["leased", "returned", "trained", "checkpointed", "quarantined", "split", "discarded"]
 """State of a batch."""
+
+ColumnDtype = Literal["u8", "u16", "i32", "f16", "bf16", "f32"]
+"""Type of the numbers of a column. All are little-endian."""
+
+ColumnRetention = Literal["rollout", "ack", "checkpoint"]
+"""How long a column is kept."""
+
+ColumnRows = Literal["response", "sequence", "sequence-1"]
+"""Which tokens of a segment have a row of a column."""
 
 FilterAction = Literal["drop", "mask"]
 """What happens to a rollout or group that matches."""
@@ -662,6 +676,36 @@ class CloseRequest:
     """Policy; `default` when absent."""
     group_id: str
     """Id of the group."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ColumnRule:
+    """A column: an array of numbers for each token, as raw bytes. The segments of rollouts name uploads of it, and
+    trainers read what they need of it."""
+
+    dtype: ColumnDtype
+    """Type of its numbers."""
+    shape: list[int] = field(default_factory=list[int])
+    """Shape of a row, row-major: at most 3 dimensions, and 64 KiB per row. One number per row when absent."""
+    rows: ColumnRows = "response"
+    """Which tokens have a row."""
+    ragged: bool = False
+    """Whether a row is a list of numbers of any length. The upload then begins with one offset more than there are
+    rows, as little-endian `u32`: the numbers of row `i` are those from `offsets[i]` to `offsets[i + 1]`."""
+    required: bool = False
+    """Whether every segment must have it."""
+    retention: ColumnRetention = "rollout"
+    """How long it is kept."""
+
+
+@dataclass(slots=True, kw_only=True)
+class ColumnUpload:
+    """A column of a segment: an upload with the bytes of its rows, one after the other."""
+
+    digest: str
+    """BLAKE3 digest of the upload."""
+    bytes: int
+    """Its length in bytes."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -1638,6 +1682,8 @@ class PolicyRules:
     """What is kept of an agent's calls besides what is trained."""
     scores: ScoreRules = field(default_factory=ScoreRules)
     """Scores that a rollout must have before it is judged."""
+    columns: dict[str, ColumnRule] = field(default_factory=dict[str, ColumnRule])
+    """What rollouts have for each token besides its id, mask and log-probability, by name: at most 32 columns."""
     filter: list[FilterRule] = field(default_factory=list[FilterRule])
     """CEL filters, in order; the first match wins."""
 
@@ -1886,6 +1932,10 @@ class Sample:
     """Weight version of the rollout: its oldest span with a trained token."""
     versions: list[list[int]] | None = None
     """Version spans as the producer sent them."""
+    columns: dict[str, ColumnUpload] = field(default_factory=dict[str, ColumnUpload])
+    """Uploads of those columns that the caller asked for."""
+    media: list[list[int | str]] = field(default_factory=list[list[int | str]])
+    """Where media stand among the tokens."""
     messages: list[dict[str, Any]] | None = None
     """Messages as the producer sent them, on the row of segment 0; null on the other rows of the rollout."""
     metadata: dict[str, Any] | None = None
@@ -2044,6 +2094,10 @@ class Segment:
     turns: Sequence[TurnSpan] | None = None
     """The turns of the response, in order, for policies whose rule `advantage` compares turns. A segment without any
     has one for each run of tokens with mask 1."""
+    columns: Mapping[str, ColumnUpload] | None = None
+    """Columns of the segment that were uploaded, by the names that the rules of the policy declare."""
+    media: Sequence[Sequence[int | str]] | None = None
+    """Where media stand over placeholder tokens, in order."""
 
 
 @dataclass(slots=True, kw_only=True)

@@ -183,6 +183,8 @@ class AsyncClient(AsyncAgentMethods):
     eval_tasks = _twin_iterator(Client.eval_tasks)
 
     upload = _twin(Client.upload)
+    upload_column = _twin(Client.upload_column)
+    put_column = _twin(Client.put_column)
     put_media = _twin(Client.put_media)
     get_media = _twin(Client.get_media)
 

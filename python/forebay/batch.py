@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
 
 from . import _arrow, errors
 from ._wire import BatchDescriptor, Sample, ShardBalance, VersionRange
+from .columns import UploadedColumn, of_arrow
 
 if TYPE_CHECKING:
     from .client import Client
@@ -61,6 +62,8 @@ class Page:
     values: ListColumn
     advantages: ListColumn
     """0 where the mask is 0. A row has them, or an advantage of the rollout."""
+    uploaded: dict[str, UploadedColumn]
+    """The columns that were asked for by name."""
     scalars: dict[str, list[Any]]
     """The other columns that a loss may need, by name."""
 
@@ -157,12 +160,30 @@ class Batch:
         self._check_count(len(rows), shard)
         return rows
 
-    def arrow(self, shard: Shard | None = None, *, balance: ShardBalance | None = None, messages: bool = True) -> Any:
-        """Returns the rows, or those of a shard, as a `pyarrow.Table` on the bytes of the answer. Needs pyarrow."""
+    def arrow(
+        self,
+        shard: Shard | None = None,
+        *,
+        balance: ShardBalance | None = None,
+        messages: bool = True,
+        columns: Sequence[str] = (),
+        inner: tuple[int, int] | None = None,
+    ) -> Any:
+        """Returns the rows, or those of a shard, as a `pyarrow.Table` on the bytes of the answer. Needs pyarrow.
+
+        With `columns` it has a column `column.NAME` for each of these uploads, of each row only the entries of the
+        range `inner` of its first dimension.
+        """
         pyarrow: Any = importlib.import_module("pyarrow")
         index, count = shard or (None, None)
         body = self._client.samples_arrow(
-            self.batch_id, shard=index, shards=count, balance=balance, messages=None if messages else False
+            self.batch_id,
+            shard=index,
+            shards=count,
+            balance=balance,
+            messages=None if messages else False,
+            columns=columns,
+            inner=inner,
         )
         with pyarrow.ipc.open_stream(pyarrow.py_buffer(body)) as stream:
             table: Any = stream.read_all()
@@ -170,12 +191,22 @@ class Batch:
         return table
 
     def columns(
-        self, shard: Shard | None = None, *, form: Form = "auto", balance: ShardBalance | None = None
+        self,
+        shard: Shard | None = None,
+        *,
+        form: Form = "auto",
+        balance: ShardBalance | None = None,
+        columns: Sequence[str] = (),
+        inner: tuple[int, int] | None = None,
     ) -> list[Page]:
         """Returns the columns that a loss needs, page by page: what `forebay.torch` makes tensors of.
 
-        As Arrow the values are not copied: they are the bytes of the answer.
+        As Arrow the values are not copied: they are the bytes of the answer. `columns` names columns of uploads, which
+        need Arrow; of each of their rows only the entries of the range `inner` of its first dimension are read.
         """
+        if columns:
+            table = self.arrow(shard, balance=balance, messages=False, columns=columns, inner=inner)
+            return [_arrow_page(record_batch) for record_batch in table.to_batches()]
         if form == "json" or (form == "auto" and _arrow.pyarrow() is None):
             return [_json_page(self.rows(shard, balance=balance, messages=False))]
         table = self.arrow(shard, balance=balance, messages=False)
@@ -220,6 +251,7 @@ def _arrow_page(record_batch: Any) -> Page:
     return Page(
         rows=record_batch.num_rows,
         **{name: lists(name) for name in LIST_COLUMNS},
+        uploaded=of_arrow(record_batch),
         scalars={name: record_batch.column(name).to_pylist() for name in SCALAR_COLUMNS},
     )
 
@@ -235,5 +267,6 @@ def _json_page(rows: list[Sample]) -> Page:
     return Page(
         rows=len(rows),
         **{name: lists(name) for name in LIST_COLUMNS},
+        uploaded={},
         scalars={name: [getattr(row, name) for row in rows] for name in SCALAR_COLUMNS},
     )

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice
-from typing import Any, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, TypeVar, cast, overload
 
 from . import _bodies, _codec, errors, versions
 from ._agents import AgentMethods
@@ -37,6 +37,7 @@ from ._wire import (
     CheckpointRequest,
     CheckpointResponse,
     CloseRequest,
+    ColumnUpload,
     DiscardRequest,
     EvalList,
     EvalTask,
@@ -119,6 +120,9 @@ from ._wire import (
     WhoAmI,
 )
 from .versions import Version
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 log = logging.getLogger("forebay")
 
@@ -707,6 +711,26 @@ class Client(AgentMethods):
         sent = Call(method="PUT", path=place, repeat=True, body=content, media=media_type)
         return _parsed(self._send(sent), Upload, "PUT", place)
 
+    def upload_column(self, content: Buffer) -> ColumnUpload:
+        """Stores a column of a segment, and returns what names it in `Segment.columns`.
+
+        The content is the bytes of its rows, or an array of numpy, row-major and little-endian; of lists of numbers,
+        what `forebay.columns.ragged` returns. It is kept for a day, or for as long as the rules of the policy say from
+        the post of the rollout on.
+        """
+        place, body = path("columns"), memoryview(content).tobytes()
+        sent = Call(method="POST", path=place, repeat=True, body=body, media="application/octet-stream")
+        uploaded = _parsed(self._send(sent), Upload, "POST", place)
+        return ColumnUpload(digest=uploaded.digest, bytes=uploaded.bytes)
+
+    def put_column(self, digest: str, content: Buffer) -> ColumnUpload:
+        """Does what `upload_column` does, for those who know the BLAKE3 digest: what is stored already is not stored
+        again, and the content may have 4 GiB."""
+        place, body = path("columns", digest), memoryview(content).tobytes()
+        sent = Call(method="PUT", path=place, repeat=True, body=body, media="application/octet-stream")
+        uploaded = _parsed(self._send(sent), Upload, "PUT", place)
+        return ColumnUpload(digest=uploaded.digest, bytes=uploaded.bytes)
+
     def get_media(self, digest: str) -> bytes:
         """Returns an upload, named by its digest or by the address in a message (`forebay:DIGEST`)."""
         return self._exchange("GET", path("media", digest.removeprefix("forebay:")), None, None, True).body
@@ -841,13 +865,16 @@ class Client(AgentMethods):
         shards: int | None = None,
         balance: ShardBalance | None = None,
         messages: bool | None = None,
+        columns: Sequence[str] = (),
     ) -> list[Sample]:
         """Returns the rows of a batch, or of one of its shards, in order. An answer that is incomplete is an error.
 
-        With `messages=False` the rows come without their messages, which may be as long as their tokens.
+        With `messages=False` the rows come without their messages, which may be as long as their tokens. With `columns`
+        they name their uploads of these columns.
         """
         place = path("batches", batch_id, "samples")
         query = {"shard": shard, "shards": shards, "balance": balance, "messages": messages}
+        query["columns"] = ",".join(columns) or None
         answer = self._send(Call(method="GET", path=place, query=query, repeat=True, accept=NDJSON))
         return _lines(answer, Sample, "GET", place)
 
@@ -859,12 +886,16 @@ class Client(AgentMethods):
         shards: int | None = None,
         balance: ShardBalance | None = None,
         messages: bool | None = None,
+        columns: Sequence[str] = (),
+        inner: tuple[int, int] | None = None,
     ) -> bytes:
         """Returns the rows of a batch, or of one of its shards, as a complete Arrow IPC stream.
 
-        With `messages=False` the column of messages is null.
+        With `messages=False` the column of messages is null. With `columns` it has a column `column.NAME` for each of
+        these uploads, of each row only the entries of the range `inner` of its first dimension.
         """
         query = {"shard": shard, "shards": shards, "balance": balance, "messages": messages}
+        query |= {"columns": ",".join(columns) or None, "inner": f"{inner[0]}:{inner[1]}" if inner else None}
         call = Call(method="GET", path=path("batches", batch_id, "samples"), query=query, repeat=True, accept=ARROW)
         return self._send(call).body
 

@@ -27,6 +27,7 @@ from . import errors, trainer as _trainer
 from ._wire import BatchDescriptor, ResumeResponse, ShardBalance
 from .batch import Batch, Form, ListColumn, Owner, Page, Shard
 from .client import Client
+from .columns import UploadedColumn
 
 T = TypeVar("T")
 
@@ -34,6 +35,15 @@ log = logging.getLogger("forebay")
 
 PER_TOKEN = ("logprobs", "teacher_logprobs", "values")
 """Columns that a row may lack, with a value per response token."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Ragged:
+    """A list of numbers for each row of a column."""
+
+    values: Tensor
+    offsets: Tensor
+    """int32. Row `i` has the values from `offsets[i]` to `offsets[i + 1]`."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -67,6 +77,8 @@ class Row:
     values: Tensor | None
     advantages: Tensor | None
     """0 where the mask is 0."""
+    columns: dict[str, Tensor | Ragged]
+    """Those of the columns that were asked for which it has: a tensor of rows in their shape, or lists of numbers."""
 
     @property
     def is_trained(self) -> bool:
@@ -113,10 +125,21 @@ class MicroBatch:
 
 
 def rows(
-    batch: Batch, shard: Shard | None = None, *, form: Form = "auto", balance: ShardBalance | None = None
+    batch: Batch,
+    shard: Shard | None = None,
+    *,
+    form: Form = "auto",
+    balance: ShardBalance | None = None,
+    columns: Sequence[str] = (),
+    inner: tuple[int, int] | None = None,
 ) -> list[Row]:
-    """Returns the rows of a batch, or of a shard, as tensors that alias the answer. As Arrow nothing is copied."""
-    return [row for page in batch.columns(shard, form=form, balance=balance) for row in _rows_of(page)]
+    """Returns the rows of a batch, or of a shard, as tensors that alias the answer. As Arrow nothing is copied.
+
+    `columns` names columns of uploads, of which each row has what the rules declare; with `inner`, only this range of
+    the first dimension of their rows is read, such as the layers of a rank.
+    """
+    pages = batch.columns(shard, form=form, balance=balance, columns=columns, inner=inner)
+    return [row for page in pages for row in _rows_of(page)]
 
 
 def pack(
@@ -341,13 +364,49 @@ def _rows_of(page: Page) -> Iterator[Row]:
             *((name, torch.float32) for name in (*PER_TOKEN, "advantages")),
         )
     }
+    uploaded = {name: _cells(column) for name, column in page.uploaded.items()}
     absent = {"tokens": torch.zeros(0, dtype=torch.int32), "loss_mask": torch.zeros(0, dtype=torch.uint8)}
     for index in range(page.rows):
         found: dict[str, Any] = {name: values[index] for name, values in page.scalars.items()}
         for name, tensors in lists.items():
             tensor = tensors[index]
             found[name] = absent.get(name) if tensor is None else tensor
-        yield Row(**found)
+        yield Row(**found, columns={name: cells[index] for name, cells in uploaded.items() if cells[index] is not None})
+
+
+DTYPES = {
+    "u8": torch.uint8,
+    "u16": torch.uint16,
+    "i32": torch.int32,
+    "f16": torch.float16,
+    "bf16": torch.bfloat16,
+    "f32": torch.float32,
+}
+
+
+def _cells(column: UploadedColumn) -> list[Any]:
+    """What each row has of a column of uploads."""
+    values, cells, begin = _tensor(column.values, DTYPES[column.dtype]), list[Any](), 0
+    offsets = None if column.offsets is None else _tensor(column.offsets, torch.int32)
+    if offsets is None:
+        values = values.reshape(-1, *column.shape)
+    for length in column.lengths:
+        if length is None:
+            cells.append(None)
+            continue
+        end = begin + length
+        if offsets is None:
+            cells.append(values[begin:end])
+        else:
+            own = offsets[begin : end + 1]
+            cells.append(Ragged(values=values[own[0] : own[-1]], offsets=own - own[0]))
+        begin = end
+    return cells
+
+
+def _tensor(values: Any, dtype: torch.dtype) -> Tensor:
+    # Unlike from_numpy, this takes memory that is not writable without a warning.
+    return torch.from_dlpack(values).view(dtype) if len(values) else torch.zeros(0, dtype=dtype)
 
 
 def _split(column: ListColumn, dtype: torch.dtype) -> list[Tensor | None]:

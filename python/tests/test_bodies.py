@@ -138,6 +138,7 @@ def test_a_compression_that_is_not_known_is_refused() -> None:
 def test_every_field_of_a_trajectory_has_a_column() -> None:
     """A large post with a field that has no column goes as JSON, which takes longer, and nothing else tells."""
     of_wire = {field.name for cls in (_wire.Trajectory, _wire.Segment, _wire.Sampling) for field in fields(cls)}
-    columns = {*_arrow.ROLLOUT, *_arrow.SAMPLING, *_arrow.DOCUMENTS, *_arrow.SEGMENT, *_arrow.TOKENS, "versions"}
+    columns = {*_arrow.ROLLOUT, *_arrow.SAMPLING, *_arrow.DOCUMENTS, *_arrow.UPLOADS, "versions"}
+    columns |= {*_arrow.SEGMENT, *_arrow.TOKENS}
     # A row is a segment, and has the fields of `sampling` as columns. Trajectories with turns go as JSON.
     assert columns == of_wire - {"segments", "sampling", "turns"}

@@ -76,6 +76,29 @@ def test_an_image_is_uploaded_once_and_named_by_messages(fb: forebay.Client, pol
         fb.get_media("0" * 64)
 
 
+def test_a_segment_names_columns_that_are_uploaded(fb: forebay.Client, policy: str) -> None:
+    fb.put_policy(policy, {"columns": {"routing": {"dtype": "u8", "shape": [2], "retention": "ack", "required": True}}})
+    column = fb.upload_column(bytes(range(4)))
+    assert column.bytes == 4
+    assert fb.put_column(column.digest, bytes(range(4))) == column
+    with pytest.raises(errors.Invalid, match="routing"):
+        fb.post(trajectory(policy))
+    image = fb.upload(b"image" * 100)
+    segment = forebay.Segment(
+        tokens=[1, 2, 3], loss_mask=[1, 1], columns={"routing": column}, media=[[0, 1, image.digest, "image"]]
+    )
+    fb.post(trajectory(policy, segments=[segment]))
+    batch_id, lease = leased(fb, policy)
+    (row,) = fb.samples(batch_id, columns=["routing"])
+    assert (row.columns, row.media) == ({"routing": column}, [[0, 1, image.digest, "image"]])
+    assert fb.samples(batch_id)[0].columns == {}
+    (page,) = forebay.Batch(fb, fb.get_batch(batch_id)).columns(columns=["routing"], inner=(1, 2))
+    routing = page.uploaded["routing"]
+    assert (routing.dtype, routing.shape, routing.lengths) == ("u8", (1,), [2])
+    assert routing.values.to_pylist() == [1, 3]
+    fb.ack(batch_id, lease=lease, step=1)
+
+
 def test_a_bundle_is_stored_whole_or_not_at_all(fb: forebay.Client, policy: str) -> None:
     good, bad = trajectory(policy, group_size=2, group_id="g"), trajectory(policy, segments=[])
     with pytest.raises(errors.Invalid) as refused:

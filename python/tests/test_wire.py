@@ -64,6 +64,8 @@ def instance(schema: dict[str, Any], *, is_full: bool) -> Any:
     kind = schema["type"]
     if isinstance(kind, list):
         (kind,) = [part for part in kind if part != "null"]
+    if "prefixItems" in schema:
+        return [instance(part, is_full=is_full) for part in schema["prefixItems"]]
     if kind == "array":
         return [instance(schema["items"], is_full=is_full)] * (schema.get("minItems") or 2)
     if kind == "object":
@@ -131,6 +133,8 @@ OPERATIONS: dict[str, list[Callable[[forebay.Client], Any]]] = {
     "get_samples": [
         lambda fb: fb.samples("b"),
         lambda fb: fb.samples("b", shard=0, shards=2),
+        lambda fb: fb.samples("b", columns=["a", "b"]),
+        lambda fb: fb.samples_arrow("b", columns=["a"], inner=(0, 1)),
         lambda fb: fb.samples_arrow("b", shard=1, shards=2, balance="squared_tokens"),
     ],
     "get_exports": [
@@ -234,6 +238,8 @@ OPERATIONS: dict[str, list[Callable[[forebay.Client], Any]]] = {
     "get_session": [lambda fb: fb.get_session("s")],
     "resume_session": [lambda fb: fb.resume_session("s"), lambda fb: fb.resume_session("s", attempt=1)],
     "post_media": [lambda fb: fb.upload(b"image")],
+    "post_column": [lambda fb: fb.upload_column(b"column")],
+    "put_column": [lambda fb: fb.put_column("0" * 64, b"column")],
     "put_media": [lambda fb: fb.put_media("0" * 64, b"image")],
     "get_media": [lambda fb: fb.get_media("0" * 64), lambda fb: fb.get_media("forebay:" + "0" * 64)],
     "save_session_state": [
@@ -392,7 +398,9 @@ def check(value: Any, schema: dict[str, Any]) -> None:
     if "$ref" in schema:
         check(value, SCHEMAS[schema["$ref"].split("/")[-1]])
         return
-    if isinstance(value, list):
+    if "prefixItems" in schema:
+        assert len(value) == len(schema["prefixItems"])
+    elif isinstance(value, list):
         for item in value:
             check(item, schema["items"])
     elif isinstance(value, dict) and "properties" in schema:

@@ -11,12 +11,14 @@ use crate::support::{Backend, TestApp, on_both_stores, rollout, text, with};
 const NOBODY: &str = "0197d000-0000-7000-8000-000000000000";
 
 /// Which roles may make each call, as documented. P produce, T train, R read, A admin; `-` needs no key.
-const PROMISED: [(&str, &str); 63] = [
+const PROMISED: [(&str, &str); 65] = [
     ("POST /admissions", "PA"),
     ("POST /trajectories", "PA"),
     ("POST /imports/{format}", "PA"),
     ("POST /media", "PA"),
     ("PUT /media/{digest}", "PA"),
+    ("POST /columns", "PA"),
+    ("PUT /columns/{digest}", "PA"),
     ("GET /media/{digest}", "PSTRA"),
     ("GET /trajectories", "PSRA"),
     ("POST /sessions", "PA"),

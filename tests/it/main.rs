@@ -12,6 +12,7 @@ mod bench;
 mod cancelled;
 mod circles;
 mod client;
+mod columns;
 mod commands;
 mod components;
 mod console;

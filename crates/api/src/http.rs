@@ -13,3 +13,4 @@ pub(crate) mod params;
 pub mod problem;
 pub(crate) mod refusals;
 pub mod roles;
+pub(crate) mod uploads;

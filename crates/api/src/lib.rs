@@ -231,6 +231,8 @@ fn routes() -> OpenApiRouter<Api> {
         .routes(routes!(imports::post))
         .routes(routes!(media::post))
         .routes(routes!(media::put, media::get))
+        .routes(routes!(media::post_column))
+        .routes(routes!(media::put_column))
         .routes(routes!(admissions::post))
         .routes(routes!(scores::post, scores::get))
         .routes(routes!(score_leases::lease))

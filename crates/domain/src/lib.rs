@@ -20,7 +20,8 @@
 //!
 //! - [`rules`]: the rules of a policy and the filters in them; [`policies`]: a policy as it is stored.
 //! - [`formats`]: what is stored and hashed: payloads, canonical content, seals. [`blobs`]: bytes that rollouts name by their
-//!   digest, as messages name [`media`].
+//!   digest, as messages name [`media`]
+//!   and segments name [`columns`].
 //! - [`states`]: the states of groups, batches and rollouts, and who changes them; [`tally`]: how many there are of each;
 //!   [`reasons`]: why they ended there.
 //! - [`access`]: keys, and which policies they may access.
@@ -39,6 +40,7 @@ pub mod assemble;
 pub mod session;
 
 pub mod blobs;
+pub mod columns;
 pub mod media;
 pub mod memory;
 pub mod surrogates;

@@ -13,6 +13,7 @@ use forebay_wire::{
 use self::filter::{FilterViolation, Filters, reward::RewardExpression};
 use super::{
     batch::GROUPS_MAX,
+    columns,
     ids::{GroupId, check_name},
     states::Verdict,
     trajectory::{GROUP_SIZE_MAX, REWARD_COMPONENTS_MAX, escape},
@@ -297,6 +298,7 @@ fn check_numbers(rules: &PolicyRules, violations: &mut Vec<Violation>) {
     check_loss_constant(rules, violations);
     check_teacher(rules, violations);
     check_scores(rules, violations);
+    columns::check_rules(rules, violations);
 }
 
 fn check_scores(rules: &PolicyRules, violations: &mut Vec<Violation>) {

@@ -6,12 +6,16 @@
 mod segments;
 pub mod turns;
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::{BTreeMap, HashSet},
+    sync::Arc,
+};
 
 use forebay_wire::{self as wire, Requirement, Retries, Sampling, Segment, Status, Violation};
 use serde_json::value::RawValue;
 
 use crate::{
+    columns::{PostedColumn, SegmentShape},
     credit::{self, Turn},
     evals::Evaluates,
     formats::{
@@ -66,7 +70,7 @@ pub struct Trajectory {
     pub sampling: Sampling,
     pub segments: Vec<Segment>,
     pub messages: Option<Box<RawValue>>,
-    /// The media that its messages name, each once.
+    /// The media that its messages and segments name, each once.
     pub media: Vec<BlobDigest>,
     /// Those of them that it had as data URLs.
     pub inline: Vec<Inline>,
@@ -116,6 +120,8 @@ pub struct Facts {
     pub sampled_nothing: bool,
     /// Its turns in order; one more than a rollout may have where there are too many.
     pub turns: Arc<[Turn]>,
+    /// Its segments with the columns that they name.
+    pub shapes: Arc<[SegmentShape]>,
     /// The calls that these are, if it was made of turns or calls with ids.
     pub turn_calls: Option<Arc<TurnCalls>>,
     /// Trained tokens by segment and version. The version is none for tokens that no span describes.
@@ -260,7 +266,8 @@ impl Trajectory {
         turns::check(&sent, limits, &mut found);
         let messages = found.json("/messages", sent.messages.as_deref(), usize::MAX, JsonKind::Array);
         let metadata = found.json("/metadata", sent.metadata.as_deref(), limits.metadata_bytes_max, JsonKind::Object);
-        let media = sent.messages.as_deref().map_or_else(Vec::new, |messages| media::named_in(messages.get()));
+        let mut media = sent.messages.as_deref().map_or_else(Vec::new, |messages| media::named_in(messages.get()));
+        add_spans(&mut media, &sent.segments);
         let most = format!("must name at most {} media", media::NAMED_MAX);
         found.require(media.len() <= media::NAMED_MAX, "/messages", &most);
         if !found.0.is_empty() {
@@ -314,6 +321,16 @@ impl Trajectory {
         let others = assembled.others.into_iter().map(of_rule).collect();
         Ok(Ok(checked(sent, Retries::default(), Some(assembled.form), others)))
     }
+}
+
+/// Adds the media that stand in segments.
+fn add_spans(media: &mut Vec<BlobDigest>, segments: &[Segment]) {
+    let spans = || segments.iter().flat_map(|segment| &segment.media);
+    if spans().next().is_none() {
+        return;
+    }
+    let mut seen: HashSet<BlobDigest> = media.iter().copied().collect();
+    media.extend(spans().filter_map(|span| span.2.parse().ok()).filter(|digest| seen.insert(*digest)));
 }
 
 /// Takes the data URLs out of messages.
@@ -461,8 +478,21 @@ fn facts(sent: &wire::Trajectory, sampled_nothing: bool) -> Facts {
         versions,
         sampled_nothing,
         turns: credit::of_segments(&sent.segments),
+        shapes: sent.segments.iter().map(shape).collect(),
         turn_calls: None,
         spans: trained_spans(&sent.segments),
+    }
+}
+
+fn shape(segment: &Segment) -> SegmentShape {
+    let column = |(name, column): (&String, &wire::ColumnUpload)| {
+        let digest = column.digest.parse().ok()?;
+        Some((name.clone(), PostedColumn { digest, bytes: column.bytes }))
+    };
+    SegmentShape {
+        tokens: segment.tokens.len() as u64,
+        response: segment.loss_mask.len() as u64,
+        columns: segment.columns.iter().filter_map(column).collect(),
     }
 }
 
@@ -607,11 +637,34 @@ fn digest(
             }
         }
     }
+    for (index, segment) in segments.iter().enumerate() {
+        if !segment.columns.is_empty() {
+            hasher.text("columns");
+            hasher.int(index as i64);
+            hasher.int(segment.columns.len() as i64);
+            for (name, wire::ColumnUpload { digest, bytes }) in &segment.columns {
+                hasher.text(name);
+                hasher.text(digest);
+                hasher.int(*bytes as i64);
+            }
+        }
+        if !segment.media.is_empty() {
+            hasher.text("media");
+            hasher.int(index as i64);
+            hasher.int(segment.media.len() as i64);
+            for wire::MediaSpan(start, length, digest, kind) in &segment.media {
+                hasher.int(*start);
+                hasher.int(*length);
+                hasher.text(digest);
+                hasher.text(kind);
+            }
+        }
+    }
     hasher.finish()
 }
 
 fn digest_segment(hasher: &mut Hasher, segment: &Segment) {
-    // The length of the response is that of the mask, and advantages and turns are hashed behind everything else.
+    // The length of the response is that of the mask, and what came later is hashed behind everything else.
     let Segment {
         kind,
         tokens,
@@ -623,6 +676,8 @@ fn digest_segment(hasher: &mut Hasher, segment: &Segment) {
         advantages: _,
         versions,
         turns: _,
+        columns: _,
+        media: _,
     } = segment;
     hasher.option(kind.as_deref(), Hasher::text);
     hasher.bytes(&little_endian(tokens));

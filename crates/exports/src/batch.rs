@@ -13,7 +13,8 @@ use arrow_array::{
 };
 use arrow_schema::{ArrowError, DataType, Field, Schema, SchemaRef};
 use forebay_wire::{
-    ExportCounts, ExportResult, ExportedRollout, Purpose, Sampling, Segment, Trajectory, TurnSpan, VersionSpan,
+    ExportCounts, ExportResult, ExportedRollout, MediaSpan, Purpose, Sampling, Segment, Trajectory, TurnSpan,
+    VersionSpan,
 };
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
@@ -62,6 +63,8 @@ pub fn schema() -> SchemaRef {
             field("advantages", list(DataType::Float32), true),
             field("versions", spans_type(), true),
             field("turns", turns_type(), true),
+            field("columns", DataType::Utf8, true),
+            field("media", DataType::Utf8, true),
             field("temperature", DataType::Float32, false),
             field("top_p", DataType::Float32, false),
             field("top_k", DataType::Int32, false),
@@ -132,7 +135,11 @@ fn row_bytes(row: &Row<'_>) -> usize {
     let numbers = 4 * (row.tokens.map_or(0, <[_]>::len) + floats) + row.loss_mask.map_or(0, <[_]>::len);
     let keys = row.turns.into_iter().flatten().filter_map(|turn| turn.state_key.as_ref()).map(String::len);
     let spans = row.versions.map_or(0, size_of_val) + row.turns.map_or(0, size_of_val) + keys.sum::<usize>();
-    numbers + json + names + spans
+    // A character takes up to six in JSON; the rest are digests, numbers and names of fields.
+    let labels = row.columns.into_iter().flatten().map(|(name, _)| name);
+    let labels = labels.chain(row.media.into_iter().flatten().map(|MediaSpan(.., kind)| kind));
+    let uploads = labels.map(|label| 6 * label.len() + 128).sum::<usize>();
+    numbers + json + names + spans + uploads
 }
 
 /// The columns of rows, in the order of the schema.
@@ -185,6 +192,8 @@ fn columns(rows: &[Row<'_>]) -> Vec<ArrayRef> {
         arrays::lists::<Float32Type>(rows.iter().map(|row| row.advantages)),
         arrays::spans(rows.iter().map(|row| row.versions)),
         arrays::turns(rows.iter().map(|row| row.turns)),
+        texts(&|row| row.columns.and_then(|columns| serde_json::to_string(columns).ok())),
+        texts(&|row| row.media.and_then(|media| serde_json::to_string(media).ok())),
         floats(|row| row.temperature),
         floats(|row| row.top_p),
         ints(|row| row.top_k),
@@ -206,10 +215,9 @@ pub fn conform(received: &RecordBatch) -> Result<RecordBatch, ArrowError> {
     let schema = schema();
     let column = |field: &Arc<Field>| {
         let column = received.column_by_name(field.name()).cloned();
-        // An earlier version knows no evaluation.
-        let is_of_evaluation = ["suite", "task"].contains(&field.name().as_str());
-        let column =
-            column.or_else(|| is_of_evaluation.then(|| new_null_array(field.data_type(), received.num_rows())));
+        // An earlier version knows no evaluations and no uploads.
+        let is_new = ["suite", "task", "columns", "media"].contains(&field.name().as_str());
+        let column = column.or_else(|| is_new.then(|| new_null_array(field.data_type(), received.num_rows())));
         column.ok_or_else(|| ArrowError::SchemaError(format!("the column {} is missing", field.name())))
     };
     let columns = schema.fields().iter().map(column).collect::<Result<Vec<_>, _>>()?;
@@ -221,7 +229,7 @@ pub fn rollouts(batch: &RecordBatch) -> Result<Vec<ExportedRollout>, ArrowError>
     let batch = Rows(batch);
     let mut rollouts: Vec<ExportedRollout> = Vec::new();
     for row in 0..batch.0.num_rows() {
-        let segment = batch.segment(row);
+        let segment = batch.segment(row)?;
         match (batch.number::<Int32Type>("segment", row), rollouts.last_mut()) {
             (0, _) => rollouts.push(batch.rollout(row, segment)?),
             (index, Some(rollout)) if index as usize == rollout.trajectory.segments.len() => {
@@ -302,10 +310,11 @@ impl Rows<'_> {
     }
 
     /// The segment of a row; none if its rollout has no segments.
-    fn segment(&self, row: usize) -> Option<Segment> {
-        Some(Segment {
+    fn segment(&self, row: usize) -> Result<Option<Segment>, ArrowError> {
+        let Some(tokens) = self.list::<Int32Type>("tokens", row) else { return Ok(None) };
+        Ok(Some(Segment {
             kind: self.text("kind", row),
-            tokens: self.list::<Int32Type>("tokens", row)?,
+            tokens,
             loss_mask: self.list::<UInt8Type>("loss_mask", row).unwrap_or_default(),
             response_length: None,
             logprobs: self.list::<Float32Type>("logprobs", row),
@@ -314,7 +323,9 @@ impl Rows<'_> {
             advantages: self.list::<Float32Type>("advantages", row),
             versions: self.versions(row),
             turns: self.turns(row),
-        })
+            columns: self.json("columns", row)?.unwrap_or_default(),
+            media: self.json("media", row)?.unwrap_or_default(),
+        }))
     }
 
     /// The rollout that begins with a row.

@@ -2,7 +2,9 @@
 
 use std::{collections::BTreeMap, str::FromStr};
 
-use forebay_wire::{ExportedRollout, RolloutState, Segment, Status, TurnSpan, Verdict, VersionSpan};
+use forebay_wire::{
+    ColumnUpload, ExportedRollout, MediaSpan, RolloutState, Segment, Status, TurnSpan, Verdict, VersionSpan,
+};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
@@ -64,6 +66,8 @@ pub(crate) struct Row<'a> {
     pub(crate) advantages: Option<&'a [f32]>,
     pub(crate) versions: Option<&'a [VersionSpan]>,
     pub(crate) turns: Option<&'a [TurnSpan]>,
+    pub(crate) columns: Option<&'a BTreeMap<String, ColumnUpload>>,
+    pub(crate) media: Option<&'a [MediaSpan]>,
     pub(crate) temperature: f32,
     pub(crate) top_p: f32,
     pub(crate) top_k: i32,
@@ -119,6 +123,8 @@ fn row<'a>(rollout: &'a ExportedRollout, segment: Option<&'a Segment>, index: us
         advantages: segment.and_then(|segment| segment.advantages.as_deref()),
         versions: segment.and_then(|segment| segment.versions.as_deref()),
         turns: segment.and_then(|segment| segment.turns.as_deref()),
+        columns: segment.map(|segment| &segment.columns).filter(|columns| !columns.is_empty()),
+        media: segment.map(|segment| segment.media.as_slice()).filter(|media| !media.is_empty()),
         temperature: trajectory.sampling.temperature,
         top_p: trajectory.sampling.top_p,
         top_k: trajectory.sampling.top_k,

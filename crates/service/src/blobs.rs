@@ -3,7 +3,7 @@
 //! Pieces are hashed here, before the store has them and after it has read them.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet, HashMap},
     ops::Range,
     time::{Duration, Instant},
 };
@@ -21,7 +21,7 @@ pub use forebay_store::ops::blobs::Stored;
 use forebay_store::{
     Store,
     error::StoreError,
-    ops::blobs::{BlobPk, FindBlob, KeepBlobs, StorePieces, SumNeverNamed},
+    ops::blobs::{BlobPk, FindBlob, FindBlobs, KeepBlobs, StorePieces, SumNeverNamed},
 };
 use tokio::sync::{Mutex, Semaphore};
 use tracing::instrument;
@@ -89,6 +89,13 @@ impl Buffer {
     pub async fn blob(&self, digest: BlobDigest) -> Result<Option<FoundBlob>, BufferError> {
         let found = self.store.read(FindBlob(digest)).await?;
         Ok(found.map(|(key, blob)| FoundBlob { blob, key }))
+    }
+
+    /// Finds those of some blobs that are stored whole.
+    #[instrument(level = "debug", skip_all)]
+    pub async fn blobs(&self, digests: BTreeSet<BlobDigest>) -> Result<HashMap<BlobDigest, FoundBlob>, BufferError> {
+        let found = self.store.read(FindBlobs(digests)).await?;
+        Ok(found.into_iter().map(|(digest, (key, blob))| (digest, FoundBlob { blob, key })).collect())
     }
 
     /// Finds a blob that is stored whole, and keeps it as long as a new upload, or else what is stored of one with so many

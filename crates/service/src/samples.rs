@@ -25,7 +25,7 @@ use forebay_store::{
     error::StoreError,
     ops::{facades::NewestMembers, lease::QuarantineDamaged, samples::BatchMembers},
 };
-use forebay_wire::{LossWeighting, Sample};
+use forebay_wire::{ColumnRule, LossWeighting, Sample};
 use tracing::instrument;
 
 use crate::{Buffer, error::BufferError, payloads, waiting::replicas};
@@ -182,6 +182,23 @@ impl SampleReader {
             Ok(page) => Ok(Some(page)),
             Err(found) => Err(quarantine(&self.buffer, &self.batch, &found.0, found.1).await?),
         }
+    }
+
+    /// How the groups declare a column that the caller asked for.
+    pub fn column(&self, name: &str) -> Result<ColumnRule, Refusal> {
+        let mut rules = self.members.as_slice().iter().filter_map(|part| part.member.rules.columns.get(name));
+        let Some(first) = rules.next() else {
+            return Err(Refusal::invalid("columns", format!("`{name}` is declared by no group of the batch")));
+        };
+        let layout = |rule: &ColumnRule| (rule.dtype, rule.shape.clone(), rule.rows, rule.ragged);
+        if rules.all(|rule| layout(rule) == layout(first)) {
+            return Ok(first.clone());
+        }
+        let detail = format!(
+            "`{name}` was declared anew while the groups of the batch arrived: read it as NDJSON, which names \
+                              the uploads"
+        );
+        Err(Refusal::invalid("columns", detail))
     }
 
     /// The ids of the groups that are still to be read, in order, once for each rollout.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
-use super::{Status, Verdict, VersionSpan};
+use super::{ColumnUpload, MediaSpan, Status, Verdict, VersionSpan};
 
 /// A request for the next batch of a policy.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
@@ -270,6 +270,14 @@ pub struct Sample {
     pub policy_version: Option<i64>,
     /// Version spans as the producer sent them.
     pub versions: Option<Vec<VersionSpan>>,
+    /// Uploads of those columns that the caller asked for.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[cfg_attr(feature = "openapi", schema(required = false))]
+    pub columns: BTreeMap<String, ColumnUpload>,
+    /// Where media stand among the tokens.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "openapi", schema(required = false))]
+    pub media: Vec<MediaSpan>,
     /// Messages as the producer sent them, on the row of segment 0; null on the other rows of the rollout.
     #[cfg_attr(feature = "openapi", schema(value_type = Option<Vec<Object>>))]
     pub messages: Option<Box<RawValue>>,

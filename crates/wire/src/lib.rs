@@ -61,16 +61,17 @@ pub use ledger::{
     Stats, StoryGroup, TrainedVersions, TrajectoryPage, TrajectoryStory,
 };
 pub use numbers::{Logprobs, Mask, Number};
-pub use object::{Components, Object};
+pub use object::{Components, NamedObjects, Object};
 pub use policy::{
     CheckpointRequest, CheckpointResponse, HeldBatch, OpenGroup, PolicyList, PolicyStatus, ResetRequest, ResetResponse,
     ResumeRequest, ResumeResponse, VersionRequest, Waiting, WaitingConsumer, WaitingEnvironment,
 };
 pub use problem::{PROBLEM_JSON, Problem, Violation};
 pub use rules::{
-    AdmissionRules, AfterWait, BacklogRules, BatchOrder, BatchRules, EnvironmentRules, FilterAction, FilterRule,
-    FilterScope, GroupRules, LeaseRules, LossWeighting, OnDrop, PolicyRules, RecordRules, Requirement, RetentionRules,
-    Retries, ScoreRules, ScoreWork, ScoreWorkPer, SessionRules, Settle, StalenessAction, StalenessRules,
+    AdmissionRules, AfterWait, BacklogRules, BatchOrder, BatchRules, ColumnDtype, ColumnRetention, ColumnRows,
+    ColumnRule, EnvironmentRules, FilterAction, FilterRule, FilterScope, GroupRules, LeaseRules, LossWeighting, OnDrop,
+    PolicyRules, RecordRules, Requirement, RetentionRules, Retries, ScoreRules, ScoreWork, ScoreWorkPer, SessionRules,
+    Settle, StalenessAction, StalenessRules,
 };
 pub use score::{
     ScoreExtendRequest, ScoreExtended, ScoreInclude, ScoreInfo, ScoreItem, ScoreItemRollout, ScoreLeaseRequest,
@@ -84,7 +85,8 @@ pub use session::{
 };
 pub use text::{has_lone_surrogates, replace_lone_surrogates, replace_lone_surrogates_in};
 pub use trajectory::{
-    BulkLine, Receipt, ReceiptGroup, Sampling, Segment, Status, Trajectory, TurnSpan, Verdict, VersionSpan,
+    BulkLine, ColumnUpload, MediaSpan, Receipt, ReceiptGroup, Sampling, Segment, Status, Trajectory, TurnSpan, Verdict,
+    VersionSpan,
 };
 pub use turn::{Assembly, DroppedCalls, Turn};
 pub use upload::Upload;

@@ -117,12 +117,14 @@ impl<'de> Deserialize<'de> for Components {
 pub(super) fn named<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
     deserializer: D,
 ) -> Result<BTreeMap<String, T>, D::Error> {
-    Ok(Option::<Named<T>>::deserialize(deserializer)?.map(|Named(named)| named).unwrap_or_default())
+    Ok(Option::<NamedObjects<T>>::deserialize(deserializer)?.map(|NamedObjects(named)| named).unwrap_or_default())
 }
 
-struct Named<T>(BTreeMap<String, T>);
+/// Reads an object of named objects and refuses duplicate names.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct NamedObjects<T>(pub BTreeMap<String, T>);
 
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Named<T> {
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for NamedObjects<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct NamedVisitor<T>(PhantomData<T>);
 

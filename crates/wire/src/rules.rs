@@ -59,6 +59,10 @@ pub struct PolicyRules {
     #[serde(deserialize_with = "super::object::one", skip_serializing_if = "ScoreRules::are_default")]
     #[cfg_attr(feature = "openapi", schema(required = false))]
     pub scores: ScoreRules,
+    /// What rollouts have for each token besides its id, mask and log-probability, by name: at most 32 columns.
+    #[serde(deserialize_with = "super::object::named", skip_serializing_if = "BTreeMap::is_empty")]
+    #[cfg_attr(feature = "openapi", schema(required = false))]
+    pub columns: BTreeMap<String, ColumnRule>,
     /// CEL filters, in order; the first match wins.
     #[serde(deserialize_with = "super::object::many")]
     pub filter: Vec<FilterRule>,
@@ -82,6 +86,7 @@ impl Default for PolicyRules {
             sessions: SessionRules::default(),
             record: RecordRules::default(),
             scores: ScoreRules::default(),
+            columns: BTreeMap::new(),
             filter: Vec::new(),
         }
     }
@@ -483,6 +488,130 @@ impl Default for ScoreWork {
     fn default() -> Self {
         Self { per: ScoreWorkPer::Rollout, max_attempts: 5 }
     }
+}
+
+/// A column: an array of numbers for each token, as raw bytes. The segments of rollouts name uploads of it, and trainers read
+/// what they need of it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct ColumnRule {
+    /// Type of its numbers.
+    pub dtype: ColumnDtype,
+    /// Shape of a row, row-major: at most 3 dimensions, and 64 KiB per row. One number per row when absent.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "openapi", schema(max_items = 3, required = false))]
+    pub shape: Vec<u32>,
+    /// Which tokens have a row.
+    #[serde(default)]
+    #[cfg_attr(feature = "openapi", schema(default = "response"))]
+    pub rows: ColumnRows,
+    /// Whether a row is a list of numbers of any length. The upload then begins with one offset more than there are rows,
+    /// as little-endian `u32`: the numbers of row `i` are those from `offsets[i]` to `offsets[i + 1]`.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub ragged: bool,
+    /// Whether every segment must have it.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub required: bool,
+    /// How long it is kept.
+    #[serde(default)]
+    #[cfg_attr(feature = "openapi", schema(default = "rollout"))]
+    pub retention: ColumnRetention,
+}
+
+/// Type of the numbers of a column. All are little-endian.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum ColumnDtype {
+    /// Unsigned, 1 byte.
+    U8,
+    /// Unsigned, 2 bytes.
+    U16,
+    /// Signed, 4 bytes.
+    I32,
+    /// IEEE half precision, 2 bytes.
+    F16,
+    /// The upper half of an `f32`, 2 bytes.
+    Bf16,
+    /// IEEE single precision, 4 bytes.
+    F32,
+}
+
+impl ColumnDtype {
+    /// The name on the wire.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::U8 => "u8",
+            Self::U16 => "u16",
+            Self::I32 => "i32",
+            Self::F16 => "f16",
+            Self::Bf16 => "bf16",
+            Self::F32 => "f32",
+        }
+    }
+
+    /// Bytes of a number.
+    #[must_use]
+    pub fn bytes(self) -> u64 {
+        match self {
+            Self::U8 => 1,
+            Self::U16 | Self::F16 | Self::Bf16 => 2,
+            Self::I32 | Self::F32 => 4,
+        }
+    }
+}
+
+/// Which tokens of a segment have a row of a column.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "kebab-case")]
+pub enum ColumnRows {
+    /// Those of the response.
+    #[default]
+    Response,
+    /// All.
+    Sequence,
+    /// All but the last one: engines route a token when they compute the next one.
+    #[serde(rename = "sequence-1")]
+    SequenceButLast,
+}
+
+impl ColumnRows {
+    /// The number of rows of a segment with so many tokens, of which so many are the response.
+    #[must_use]
+    pub fn count(self, tokens: u64, response: u64) -> u64 {
+        match self {
+            Self::Response => response,
+            Self::Sequence => tokens,
+            Self::SequenceButLast => tokens.saturating_sub(1),
+        }
+    }
+
+    /// The name on the wire.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Response => "response",
+            Self::Sequence => "sequence",
+            Self::SequenceButLast => "sequence-1",
+        }
+    }
+}
+
+/// How long a column is kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum ColumnRetention {
+    /// As long as the payload of the rollout.
+    #[default]
+    Rollout,
+    /// Until a batch with the rollout is acked. A resume below that step delivers it without the column.
+    Ack,
+    /// Until a checkpoint covers the batch, or an ack settles it.
+    Checkpoint,
 }
 
 /// What one piece of work for scorers is about.

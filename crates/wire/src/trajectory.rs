@@ -220,7 +220,60 @@ pub struct Segment {
     /// one for each run of tokens with mask 1.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub turns: Option<Vec<TurnSpan>>,
+    /// Columns of the segment that were uploaded, by the names that the rules of the policy declare.
+    #[serde(default, deserialize_with = "super::object::named", skip_serializing_if = "BTreeMap::is_empty")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<BTreeMap<String, ColumnUpload>>))]
+    pub columns: BTreeMap<String, ColumnUpload>,
+    /// Where media stand over placeholder tokens, in order.
+    #[serde(default, deserialize_with = "super::object::or_default", skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<Vec<MediaSpan>>))]
+    pub media: Vec<MediaSpan>,
 }
+
+/// A column of a segment: an upload with the bytes of its rows, one after the other.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct ColumnUpload {
+    /// BLAKE3 digest of the upload.
+    #[cfg_attr(feature = "openapi", schema(pattern = "^[0-9a-f]{64}$"))]
+    pub digest: String,
+    /// Its length in bytes.
+    #[cfg_attr(feature = "openapi", schema(minimum = 1))]
+    pub bytes: u64,
+}
+
+/// `[start, length, digest, kind]`: tokens `start..start + length` of the segment stand for a medium.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MediaSpan(
+    /// First token, counted from the first one of the prompt.
+    pub i64,
+    /// Number of tokens.
+    pub i64,
+    /// BLAKE3 digest of the upload.
+    pub String,
+    /// Label: `image`, `video`, `audio`, ...
+    pub String,
+);
+
+/// The derived one says that all parts are objects.
+#[cfg(feature = "openapi")]
+impl utoipa::PartialSchema for MediaSpan {
+    fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::Schema> {
+        use utoipa::openapi::schema::{ArrayBuilder, ArrayItems, ObjectBuilder, Type};
+        let of = |kind| utoipa::openapi::Schema::Object(ObjectBuilder::new().schema_type(kind).build());
+        ArrayBuilder::new()
+            .description(Some(
+                "`[start, length, digest, kind]`: tokens `start..start + length` of the segment stand for a medium.",
+            ))
+            .prefix_items([Type::Integer, Type::Integer, Type::String, Type::String].map(of))
+            .items(ArrayItems::False)
+            .into()
+    }
+}
+
+#[cfg(feature = "openapi")]
+impl utoipa::ToSchema for MediaSpan {}
 
 /// One turn of a segment: response tokens `start..start + length`, of which at least one has mask 1.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]

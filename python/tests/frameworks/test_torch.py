@@ -315,3 +315,40 @@ dist.destroy_process_group()
         for rank in range(2)
     ]  # fmt: skip
     assert [rank.communicate(timeout=60)[0] for rank in ranks] == ["TypeError\n", "RuntimeError\n"]
+
+
+def test_columns_of_uploads_are_tensors_of_their_rows(fb: forebay.Client, policy: str) -> None:
+    experts = [torch.randint(0, 255, (tokens, 6, 4), dtype=torch.uint8) for tokens in (4, 300_000)]
+    entropy = torch.rand(2).to(torch.bfloat16)
+    kept = [[1, 2], [70_000]]
+    fb.put_policy(policy, {
+        "group": {"size": 3}, "columns": {
+            "experts": {"dtype": "u8", "shape": [6, 4], "rows": "sequence"},
+            "entropy": {"dtype": "bf16"}, "kept": {"dtype": "i32", "ragged": True},
+        },
+    })  # fmt: skip
+    uploads = [{"experts": fb.upload_column(rows.numpy())} for rows in experts]
+    uploads[0]["entropy"] = fb.upload_column(entropy.view(torch.uint8).numpy())
+    uploads.append({"kept": fb.upload_column(forebay.columns.ragged(kept))})
+    for index, (tokens, response) in enumerate(((4, 2), (300_000, 1), (3, 2))):
+        segment = forebay.Segment(tokens=[1] * tokens, loss_mask=[1] * response, columns=uploads[index])
+        fb.post(forebay.Trajectory(policy=policy, group_id="g", reward=float(index), segments=[segment]))
+    batch = forebay.Trainer(policy, client=fb).lease()
+    assert batch is not None
+    names = ["experts", "entropy", "kept"]
+    rows = forebay.torch.rows(batch, columns=names)
+    assert [sorted(row.columns) for row in rows] == [["entropy", "experts"], ["experts"], ["kept"]]
+    for row, expected in zip(rows, experts, strict=False):
+        assert torch.equal(row.columns["experts"], expected)
+    assert torch.equal(rows[0].columns["entropy"], entropy)
+    found = rows[2].columns["kept"]
+    assert isinstance(found, forebay.torch.Ragged)
+    assert [found.values[a:b].tolist() for a, b in zip(found.offsets, found.offsets[1:], strict=False)] == kept
+    # A rank reads only its layers.
+    rows = forebay.torch.rows(batch, columns=["experts"], inner=(2, 5))
+    for row, expected in zip(rows, experts, strict=False):
+        assert torch.equal(row.columns["experts"], expected[:, 2:5])
+    assert all(row.columns == {} for row in forebay.torch.rows(batch))
+    assert [sorted(row.columns) for row in fb.samples(batch.batch_id, columns=names)][2] == ["kept"]
+    with pytest.raises(errors.Invalid, match="inner"):
+        forebay.torch.rows(batch, columns=["kept"], inner=(0, 1))

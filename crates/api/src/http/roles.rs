@@ -5,6 +5,7 @@
 //! |---|---|---|---|---|---|
 //! | `POST /admissions`, `POST /trajectories`, `POST /imports/{format}` | x | | | | x |
 //! | `POST /media`, `PUT /media/{digest}` | x | | | | x |
+//! | `POST /columns`, `PUT /columns/{digest}` | x | | | | x |
 //! | `GET /media/{digest}` | x | x | x | x | x |
 //! | `POST /sessions`, resume, saved states, finish, abort | x | | | | x |
 //! | `POST /scores` | x | x | | | x |
@@ -55,6 +56,8 @@ const ROUTES: &[(&str, &str, Needs)] = &[
     ("POST", "/imports/{format}", By(&[Produce, Admin])),
     ("POST", "/media", By(&[Produce, Admin])),
     ("PUT", "/media/{digest}", By(&[Produce, Admin])),
+    ("POST", "/columns", By(&[Produce, Admin])),
+    ("PUT", "/columns/{digest}", By(&[Produce, Admin])),
     ("GET", "/media/{digest}", By(&[Produce, Score, Train, Read, Admin])),
     ("GET", "/trajectories", By(&[Produce, Score, Read, Admin])),
     ("POST", "/scores", By(&[Produce, Score, Admin])),

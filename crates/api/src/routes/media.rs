@@ -1,4 +1,4 @@
-//! `/media/{digest}`: images and other bytes that are uploaded once, and that messages name by their digest.
+//! `/media/{digest}` and `/columns/{digest}`: bytes that are uploaded once, and that messages and segments name by their digest.
 //!
 //! Neither an upload nor an answer is ever in memory as a whole: parts of a few MiB are stored while the next one
 //! arrives, and sent while the next one is read. An upload that broke off goes on where it was: the digest of the bytes is
@@ -16,15 +16,13 @@ use axum::{
 use bytes::Bytes;
 use forebay_bounds::budget::{Owner, Shares, arriving::InParts, paid};
 use forebay_domain::{
-    blobs::{self, Blob, KEPT_UNUSED_S, PART_BYTES, PIECE_BYTES},
+    blobs::{Blob, KEPT_UNUSED_S, PART_BYTES, PIECE_BYTES},
+    columns::COLUMN_BYTES_MAX,
     ids::BlobDigest,
     media::{MEDIA_BYTES_MAX, MEDIA_TYPE_BYTES_MAX, SCHEME},
     refusal::Refusal,
 };
-use forebay_service::{
-    Buffer,
-    blobs::{FoundBlob, Stored},
-};
+use forebay_service::{Buffer, blobs::Stored};
 use forebay_wire::Upload;
 use futures::{StreamExt as _, stream};
 
@@ -35,9 +33,9 @@ use crate::{
         body::{self, ReadBody},
         budgets::IsPaid,
         guard::{Caller, owner},
-        pages::FIRST_PAGE_WAIT,
         params::{self, DigestPath},
         problem::Failure,
+        uploads::Reading,
     },
     openapi::AnyContent,
 };
@@ -77,14 +75,62 @@ pub(crate) async fn put(
     Caller(grant): Caller,
     DigestPath(digest): DigestPath,
     headers: HeaderMap,
-    mut body: Body,
+    body: Body,
 ) -> Result<Response, Failure> {
-    let uploaded = match Sent::of(&headers) {
-        Ok(sent) => receive(&api, owner(&grant), digest, sent, &mut body).await,
+    uploaded(&api, owner(&grant), digest, &headers, body, MEDIA_BYTES_MAX).await
+}
+
+/// Upload a column
+///
+/// As the PUT of an image, for the columns of segments: the bytes of the rows one after the other, up to 4 GiB. The segment
+/// names it as `"columns": {"NAME": {"digest": DIGEST, "bytes": TOTAL}}`.
+#[utoipa::path(
+    put,
+    path = "/columns/{digest}",
+    operation_id = "put_column",
+    tag = "agents",
+    params(
+        ("digest" = String, Path, description = "BLAKE3 digest of the bytes: 64 hexadecimal digits in lower case"),
+        ("Content-Range" = Option<String>, Header, description = "Which bytes these are: `bytes FIRST-LAST/TOTAL`, or `bytes */TOTAL` with no bytes"),
+    ),
+    request_body(content = AnyContent, content_type = "application/octet-stream", description = "The bytes"),
+    responses(
+        (status = 201, description = "All of it is stored", body = Upload),
+        (status = 200, description = "All of it was stored before", body = Upload),
+        (status = 202, description = "A part of it is stored: go on behind `stored`", body = Upload),
+        (status = 400, description = "The body broke off; what is stored stays"),
+        (status = 409, description = "`upload-gap`: the bytes before these are not stored"),
+        (status = 411, description = "`length-required`: neither Content-Length nor Content-Range says how long it is"),
+        (status = 413, description = "It has more than 4 GiB"),
+        (status = 422, description = "`digest-mismatch`: the digest of the bytes is another one; nothing of them is kept"),
+        (status = 503, description = "The byte budget is used up, the store cannot write, or there are too many uploads that no rollout has named"),
+    )
+)]
+pub(crate) async fn put_column(
+    State(api): State<Api>,
+    Caller(grant): Caller,
+    DigestPath(digest): DigestPath,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, Failure> {
+    uploaded(&api, owner(&grant), digest, &headers, body, COLUMN_BYTES_MAX).await
+}
+
+/// Answers to an upload of at most so many bytes.
+async fn uploaded(
+    api: &Api,
+    owner: Owner,
+    digest: BlobDigest,
+    headers: &HeaderMap,
+    mut body: Body,
+    bytes_max: u64,
+) -> Result<Response, Failure> {
+    let uploaded = match Sent::of(headers, bytes_max) {
+        Ok(sent) => receive(api, owner, digest, sent, &mut body).await,
         Err(failure) => Err(failure),
     };
     // Nothing of a body is left, or the client does not send it before it is asked to.
-    if !is_held_back(&headers, &body) {
+    if !is_held_back(headers, &body) {
         body::discard_body(body).await;
     }
     let (blob, status) = uploaded?;
@@ -113,14 +159,48 @@ pub(crate) async fn post(
     headers: HeaderMap,
     body: Body,
 ) -> Result<Response, Failure> {
-    body::refuse_coding(&headers)?;
-    let media_type = media_type(&headers)?;
+    uploaded_at_once(&api, owner(&grant), &headers, body, MEDIA_BYTES_MAX).await
+}
+
+/// Upload a column without its digest
+///
+/// As the PUT, but the service computes the digest. Of an upload that breaks off nothing is stored.
+#[utoipa::path(
+    post,
+    path = "/columns",
+    operation_id = "post_column",
+    tag = "agents",
+    request_body(content = AnyContent, content_type = "application/octet-stream", description = "The bytes"),
+    responses(
+        (status = 201, description = "It is stored", body = Upload),
+        (status = 200, description = "It was stored before", body = Upload),
+        (status = 413, description = "It has more bytes than a body may have"),
+        (status = 503, description = "The byte budget is used up, the store cannot write, or there are too many uploads that no rollout has named"),
+    )
+)]
+pub(crate) async fn post_column(
+    State(api): State<Api>,
+    Caller(grant): Caller,
+    headers: HeaderMap,
+    body: Body,
+) -> Result<Response, Failure> {
+    uploaded_at_once(&api, owner(&grant), &headers, body, COLUMN_BYTES_MAX).await
+}
+
+async fn uploaded_at_once(
+    api: &Api,
+    owner: Owner,
+    headers: &HeaderMap,
+    body: Body,
+    bytes_max: u64,
+) -> Result<Response, Failure> {
+    body::refuse_coding(headers)?;
+    let media_type = media_type(headers)?;
     if !api.buffer.is_writable() {
         return Err(Failure::unwritable());
     }
-    let limits =
-        body::BodyLimits { body_bytes_max: api.limits.body_bytes_max.min(MEDIA_BYTES_MAX as usize), ..api.limits };
-    let ReadBody { bytes, shares } = body::read(&api.budgets.posts, owner(&grant), limits, &headers, body).await?;
+    let limits = body::BodyLimits { body_bytes_max: api.limits.body_bytes_max.min(bytes_max as usize), ..api.limits };
+    let ReadBody { bytes, shares } = body::read(&api.budgets.posts, owner, limits, headers, body).await?;
     if bytes.is_empty() {
         return Err(Failure::invalid("", "an upload has at least one byte"));
     }
@@ -150,7 +230,7 @@ struct Sent {
 }
 
 impl Sent {
-    fn of(headers: &HeaderMap) -> Result<Self, Failure> {
+    fn of(headers: &HeaderMap, bytes_max: u64) -> Result<Self, Failure> {
         body::refuse_coding(headers)?;
         let (total, range) = match (headers.get(header::CONTENT_RANGE), body::declared_length(headers)) {
             (Some(sent), length) => {
@@ -172,10 +252,8 @@ impl Sent {
         if total == 0 {
             return Err(Failure::invalid("", "an upload has at least one byte"));
         }
-        if total > MEDIA_BYTES_MAX {
-            return Err(body::too_large(format!(
-                "an upload may have at most {MEDIA_BYTES_MAX} bytes, this has {total}"
-            )));
+        if total > bytes_max {
+            return Err(body::too_large(format!("an upload may have at most {bytes_max} bytes, this has {total}")));
         }
         Ok(Self { total, range, media_type: media_type(headers)? })
     }
@@ -391,12 +469,12 @@ pub(crate) async fn get(
     }
     let mut reading = Reading { api, found, wanted, is_first: true };
     // The first part is read before the head is sent, so that an error can still become a problem document.
-    let first = reading.next().await?;
+    let first = paid_part(&mut reading).await?;
     let rest = stream::try_unfold(reading, |mut reading| async move {
         if reading.wanted.is_empty() {
             return Ok(None);
         }
-        match reading.next().await {
+        match paid_part(&mut reading).await {
             Ok(frames) => Ok(Some((frames, reading))),
             Err(failure) => {
                 let problem = failure.into_problem();
@@ -415,6 +493,12 @@ pub(crate) async fn get(
     Ok(response)
 }
 
+/// The next part, with what pays for it.
+async fn paid_part(reading: &mut Reading) -> Result<Vec<Bytes>, Failure> {
+    let (frames, share) = reading.next().await?;
+    Ok(frames.into_iter().map(|frame| paid(frame, Arc::clone(&share))).collect())
+}
+
 /// The bytes that a `Range` of bytes asks for; none if there are no such bytes, or it asks for several ranges.
 fn range(asked: &str, total: u64) -> Option<Range<u64>> {
     let (first, last) = asked.trim().split_once('-')?;
@@ -424,42 +508,6 @@ fn range(asked: &str, total: u64) -> Option<Range<u64>> {
         (first, last) => first.parse().ok()?..last.parse::<u64>().ok()?.saturating_add(1).min(total),
     };
     (range.start < range.end).then_some(range)
-}
-
-/// Bytes of a blob that are still to be sent.
-struct Reading {
-    api: Api,
-    found: FoundBlob,
-    wanted: Range<u64>,
-    is_first: bool,
-}
-
-impl Reading {
-    /// Reads and checks the next part. Its bytes are paid for until they are written.
-    async fn next(&mut self) -> Result<Vec<Bytes>, Failure> {
-        let first = self.wanted.start / PIECE_BYTES;
-        let pieces = first..(first + PART_BYTES / PIECE_BYTES).min(blobs::pieces(self.wanted.end));
-        let bytes = ((pieces.end * PIECE_BYTES).min(self.found.blob.bytes) - pieces.start * PIECE_BYTES) as usize;
-        let budget = &self.api.budgets.samples;
-        // Who has got the first part waits for the others, as readers of samples do.
-        let share = if std::mem::take(&mut self.is_first) {
-            budget.wait_at_most(FIRST_PAGE_WAIT, bytes).await?
-        } else {
-            budget.wait_for(bytes).await
-        };
-        let share = Arc::new(share);
-        let read = self.api.buffer.pieces(&self.found, pieces.clone()).await?;
-        let read = read.ok_or(Refusal::Unknown("the upload"))?;
-        let frames = pieces.clone().zip(read).map(|(index, piece)| {
-            let start = index * PIECE_BYTES;
-            let from = self.wanted.start.saturating_sub(start) as usize;
-            let to = (self.wanted.end - start).min(piece.len() as u64) as usize;
-            paid(piece.slice(from..to), Arc::clone(&share))
-        });
-        let frames = frames.collect();
-        self.wanted.start = (pieces.end * PIECE_BYTES).min(self.wanted.end);
-        Ok(frames)
-    }
 }
 
 #[cfg(test)]

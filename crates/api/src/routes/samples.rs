@@ -1,5 +1,7 @@
 //! `GET /batches/{id}/samples`: the rows of a batch, in one of three formats.
 
+mod columns;
+
 use std::io;
 
 use axum::{extract::State, http::HeaderMap, response::Response};
@@ -13,6 +15,7 @@ use forebay_wire::{ARROW_STREAM, Sample, ShardBalance};
 use serde::Deserialize;
 use utoipa::IntoParams;
 
+use self::columns::Asked;
 use crate::{
     Api,
     codecs::arrow,
@@ -46,6 +49,11 @@ pub(crate) struct ShardQuery {
     balance: Option<ShardBalance>,
     /// Whether rows have `messages` (default `true`). Trainers leave them out, because nothing is trained on them.
     messages: Option<bool>,
+    /// Names of columns of the rules, with commas between them. Arrow then has a column `column.NAME` for each, with the bytes
+    /// of its rows; the other formats name the uploads.
+    columns: Option<String>,
+    /// `FIRST:END`: of each row of these columns only the entries `FIRST..END` of its first dimension. For Arrow.
+    inner: Option<String>,
 }
 
 /// Get the samples of a batch: one row per segment
@@ -82,14 +90,23 @@ pub(crate) async fn get(
 ) -> Result<Response, Failure> {
     let format = negotiate(&headers)?;
     let samples = api.buffer.samples(batch_id, shard(&query)?).await?;
-    let reader = RowReader { samples, messages: query.messages.unwrap_or(true) };
+    let asked = Asked::parse(query.columns.as_deref(), query.inner.as_deref())?;
+    let is_columns = format == Format::Arrow && !asked.names.is_empty();
+    if !is_columns && query.inner.is_some() {
+        return Err(Failure::invalid("inner", "is only for Arrow: the other formats name uploads"));
+    }
+    let reader = RowReader { samples, messages: query.messages.unwrap_or(true), columns: asked.names.clone() };
+    if is_columns {
+        return columns::respond(&api, reader, &asked).await;
+    }
     pages::respond(&api, &headers, "samples", format.media(), reader, Writer::new(format)).await
 }
 
-/// Reads the rows of a batch, with their messages or without.
+/// Reads the rows of a batch, with their messages or without, and with some of their columns.
 struct RowReader {
     samples: SampleReader,
     messages: bool,
+    columns: Vec<String>,
 }
 
 impl Reader for RowReader {
@@ -101,6 +118,7 @@ impl Reader for RowReader {
 
     async fn next_page(&mut self) -> Result<Option<Page>, BufferError> {
         let page = self.samples.next_page().await?;
+        let page = page.map(|page| page.with_columns(|name| self.columns.iter().any(|asked| asked == name)));
         Ok(if self.messages { page } else { page.map(Page::without_messages) })
     }
 }

@@ -9,7 +9,7 @@
 use std::{borrow::Cow, cell::RefCell, collections::BTreeMap};
 
 use bytes::{Buf, BufMut, Bytes};
-use forebay_wire::{Sampling, Segment, Status, TurnSpan, VersionSpan};
+use forebay_wire::{ColumnUpload, MediaSpan, Sampling, Segment, Status, TurnSpan, VersionSpan};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
@@ -137,6 +137,10 @@ pub struct SegmentHeader {
     pub versions: Option<Vec<VersionSpan>>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub turns: Option<Vec<TurnSpan>>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub columns: BTreeMap<String, ColumnUpload>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub media: Vec<MediaSpan>,
     /// The number of bytes of each token id.
     id_bytes: u8,
 }
@@ -228,6 +232,8 @@ impl Payload {
                 kind: header.kind,
                 versions: header.versions,
                 turns: header.turns,
+                columns: header.columns,
+                media: header.media,
                 response_length: None,
             })
         })
@@ -411,6 +417,8 @@ fn header(trajectory: &Trajectory) -> Header {
             advantages,
             versions,
             turns,
+            columns,
+            media,
         } = segment;
         SegmentHeader {
             kind: kind.clone(),
@@ -422,6 +430,8 @@ fn header(trajectory: &Trajectory) -> Header {
             advantages: advantages.is_some(),
             versions: versions.clone(),
             turns: turns.clone(),
+            columns: columns.clone(),
+            media: media.clone(),
             id_bytes: id_bytes(tokens),
         }
     });

@@ -9,7 +9,7 @@ use forebay_wire::{FilterAction, OnDrop, Requirement, Retries, Violation};
 
 use crate::{
     admission::{Room, room::POSTS_PER_PLACE_MAX},
-    credit,
+    columns, credit,
     evaluation::{EvaluationRequest, FAILED_FILTERS_MAX, FilterVerdict},
     finalize::Cause,
     ids::Version,
@@ -181,6 +181,7 @@ pub fn check(rules: &Rules, new: &NewRollout, room: Room, group_size: u32) -> Re
     if new.group_id.is_none() && rules.group.size > 1 {
         refuse("/group_id", format!("is needed: groups of policy `{}` have {} rollouts", new.policy, rules.group.size));
     }
+    violations.extend(columns::check(&rules.columns, &facts.shapes));
     if violations.is_empty() { Ok(()) } else { Err(Refusal::Invalid(violations)) }
 }
 

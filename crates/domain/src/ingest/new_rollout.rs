@@ -1,6 +1,6 @@
 //! A rollout that is about to be stored: packed, with what its filters said last.
 
-use std::sync::Arc;
+use std::{iter, sync::Arc};
 
 use forebay_wire::{self as wire, Retries};
 
@@ -34,7 +34,7 @@ pub struct NewRollout {
     pub admission_id: Option<AdmissionId>,
     /// Canonical content.
     pub content: ContentDigest,
-    /// The media that its messages name, which must be there when it is stored.
+    /// The media that its messages and segments name, which must be there when it is stored.
     pub media: Vec<BlobDigest>,
     /// Those of them that its messages had as data URLs. They are stored before it is.
     pub inline: Vec<Inline>,
@@ -112,6 +112,13 @@ impl NewRollout {
     #[must_use]
     pub fn form(&self, retries: Retries) -> &Form {
         self.others.iter().find(|(of, _)| *of == retries).map_or(&self.form, |(_, form)| form)
+    }
+
+    /// The uploads that it names, in any form.
+    pub fn named(&self) -> impl Iterator<Item = BlobDigest> {
+        let forms = iter::once(&self.form).chain(self.others.iter().map(|(_, form)| form));
+        let columns = forms.flat_map(|form| form.facts.shapes.iter()).flat_map(|segment| segment.columns.values());
+        self.media.iter().copied().chain(columns.map(|column| column.digest))
     }
 
     /// Whether the rules decide about its form.

@@ -83,6 +83,15 @@ impl Page {
         self
     }
 
+    /// The page with only those columns that were uploaded which the caller asked for.
+    #[must_use]
+    pub fn with_columns(mut self, asked: impl Fn(&str) -> bool) -> Self {
+        for row in self.blocks.as_mut_slice().iter_mut().flat_map(|block| &mut block.rows) {
+            row.sample.columns.retain(|name, _| asked(name));
+        }
+        self
+    }
+
     /// The next block. A page is read either in blocks or as an iterator.
     pub fn next_block(&mut self) -> Option<Block> {
         debug_assert!(self.current.is_none(), "a row was taken from the iterator");
@@ -193,7 +202,8 @@ fn put_rows(rows: &mut Vec<Row>, checked: CheckedRollout<SegmentHeader>, mut los
                 has(|segment| segment.advantages).filter(|_| tokens_have_advantages)
             },
         };
-        let (kind, versions) = segment.map(|segment| (segment.kind, segment.versions)).unwrap_or_default();
+        let (kind, versions, columns, media) =
+            segment.map(|segment| (segment.kind, segment.versions, segment.columns, segment.media)).unwrap_or_default();
         let sample = Sample {
             rollout_id: member.row.rollout_id.clone(),
             group_id: member.row.group_id.clone(),
@@ -218,6 +228,8 @@ fn put_rows(rows: &mut Vec<Row>, checked: CheckedRollout<SegmentHeader>, mut los
             loss_weight: weights.of_sample(mask, ones(own)),
             policy_version: Some(policy_version.0),
             versions,
+            columns,
+            media,
             messages: messages.take(),
             metadata: metadata.take(),
         };

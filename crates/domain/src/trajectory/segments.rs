@@ -1,9 +1,16 @@
 //! Segments as they were posted: their columns, spans and turns are checked.
 
-use forebay_wire::{Segment, TurnSpan, VersionSpan};
+use std::collections::BTreeMap;
 
-use super::{TrajectoryLimits, VIOLATIONS_MAX, Violations};
-use crate::warnings::{LOGPROB_MAX, LOGPROB_NONE};
+use forebay_wire::{ColumnUpload, MediaSpan, Segment, TurnSpan, VersionSpan};
+
+use super::{TrajectoryLimits, VIOLATIONS_MAX, Violations, escape};
+use crate::{
+    columns::{COLUMN_BYTES_MAX, COLUMNS_MAX},
+    ids::BlobDigest,
+    media::NAMED_MAX,
+    warnings::{LOGPROB_MAX, LOGPROB_NONE},
+};
 
 /// Checks all segments.
 pub(super) fn check(segments: &[Segment], limits: &TrajectoryLimits, found: &mut Violations) {
@@ -52,6 +59,8 @@ fn check_segment(at: &str, segment: &Segment, found: &mut Violations) {
         advantages,
         versions,
         turns,
+        columns: uploaded,
+        media,
     } = segment;
     let response = loss_mask.len();
     found.text(&format!("{at}/kind"), kind.as_deref());
@@ -93,6 +102,52 @@ fn check_segment(at: &str, segment: &Segment, found: &mut Violations) {
     }
     if let Some(turns) = turns {
         check_turns(&format!("{at}/turns"), turns, loss_mask, found);
+    }
+    check_columns(&format!("{at}/columns"), uploaded, found);
+    check_media(&format!("{at}/media"), media, tokens.len(), found);
+}
+
+/// Checks how columns are named. Whether they fit is decided by the rules of the policy.
+fn check_columns(at: &str, columns: &BTreeMap<String, ColumnUpload>, found: &mut Violations) {
+    if columns.len() > COLUMNS_MAX {
+        found.push(at, format!("must be at most {COLUMNS_MAX} columns, are {}", columns.len()));
+        return;
+    }
+    for (name, ColumnUpload { digest, bytes }) in columns {
+        let at = format!("{at}/{}", escape(name));
+        found.require(digest.parse::<BlobDigest>().is_ok(), &format!("{at}/digest"), NO_DIGEST);
+        if !(1..=COLUMN_BYTES_MAX).contains(bytes) {
+            found.push(format!("{at}/bytes"), format!("must be 1 to {COLUMN_BYTES_MAX}, is {bytes}"));
+        }
+    }
+}
+
+const NO_DIGEST: &str = "must be a BLAKE3 digest: 64 hexadecimal digits in lower case";
+
+/// Checks where media stand among so many tokens.
+fn check_media(at: &str, media: &[MediaSpan], tokens: usize, found: &mut Violations) {
+    if media.len() > NAMED_MAX {
+        found.push(at, format!("must be at most {NAMED_MAX}, are {}", media.len()));
+        return;
+    }
+    let mut next = 0;
+    for (index, MediaSpan(start, length, digest, kind)) in media.iter().enumerate() {
+        let at = format!("{at}/{index}");
+        if *start < next {
+            let detail = format!("must be {next} or above: media are in order and do not overlap");
+            found.push(format!("{at}/0"), detail);
+        }
+        next = start.saturating_add(*length).max(0);
+        if *length < 1 {
+            found.push(format!("{at}/1"), "must be 1 or above");
+        } else if next > tokens as i64 {
+            found.push(
+                format!("{at}/1"),
+                format!("must end at {tokens} or before, the end of the tokens, not at {next}"),
+            );
+        }
+        found.require(digest.parse::<BlobDigest>().is_ok(), &format!("{at}/2"), NO_DIGEST);
+        found.text(&format!("{at}/3"), Some(kind));
     }
 }
 

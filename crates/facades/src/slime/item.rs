@@ -5,6 +5,8 @@
 //! back. So an item comes back as it was written, except that log-probabilities are 32-bit floats, and 0 where they were
 //! null.
 
+use std::collections::BTreeMap;
+
 use forebay_wire::{Logprobs, Mask, Number, Purpose, Sample, Sampling, Segment, Status, Trajectory, Violation};
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -178,6 +180,8 @@ fn segment(item: &Object<'_>) -> Result<Option<Segment>, Vec<Violation>> {
         Ok::<_, Vec<Violation>>(column.map(|Logprobs(logprobs)| logprobs))
     };
     Ok(Some(Segment {
+        columns: BTreeMap::default(),
+        media: Vec::new(),
         kind: None,
         tokens,
         loss_mask: if is_removed { vec![0; mask.len()] } else { mask },

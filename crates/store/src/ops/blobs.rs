@@ -10,11 +10,16 @@ use forebay_domain::{
     blobs::{self, Blob, KEPT_UNUSED_S, PIECE_BYTES, PIECES_MAX},
     clock::Timestamp,
     formats::payload::Payload,
-    ids::{BlobDigest, RolloutPk},
+    ids::{BatchPk, BlobDigest, RolloutPk},
+    rules::Rules,
 };
+use forebay_wire::ColumnRetention;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use super::places::{count_released, read_place};
+use super::{
+    batch,
+    places::{count_released, read_place},
+};
 use crate::{
     error::StoreError,
     op::{Class, Op},
@@ -78,6 +83,36 @@ impl Op for FindBlob {
         let row = tx.fetch_optional(FIND_BLOB, args![&self.0.0[..]]).await?;
         row.map(|mut row| read_blob(&mut row)).transpose()
     }
+}
+
+/// Those of some blobs that are stored whole.
+pub struct FindBlobs(pub BTreeSet<BlobDigest>);
+
+#[async_trait]
+impl Op for FindBlobs {
+    type Output = HashMap<BlobDigest, (BlobPk, Blob)>;
+
+    async fn run(&self, tx: &mut Tx<'_>) -> Result<Self::Output, StoreError> {
+        const FIND_BLOBS: Statement = Statement {
+            sqlite: "-- find_blobs
+                SELECT blob_pk, digest, bytes, stored, media_type, expires_us
+                FROM blob
+                WHERE digest IN (SELECT UNHEX(value) FROM json_each($1)) AND stored = bytes",
+            postgres: "-- find_blobs
+                SELECT blob_pk, digest, bytes, stored, media_type, expires_us
+                FROM blob
+                WHERE digest = ANY (ARRAY(SELECT decode(value, 'hex') FROM json_array_elements_text($1::json)))
+                    AND stored = bytes",
+        };
+        let rows = tx.fetch_all(FIND_BLOBS, args![digest_list(&self.0)]).await?;
+        let found = rows.into_iter().map(|mut row| read_blob(&mut row).map(|(key, blob)| (blob.digest, (key, blob))));
+        found.collect()
+    }
+}
+
+fn digest_list(digests: &BTreeSet<BlobDigest>) -> String {
+    let digests: Vec<String> = digests.iter().map(BlobDigest::to_string).collect();
+    serde_json::to_string(&digests).expect("a list of texts always serializes")
 }
 
 /// Keeps blobs that are stored whole for as long as new uploads. Returns each of them, or else what is stored of one with so
@@ -307,6 +342,38 @@ impl Op for RetireBlobs {
 pub(super) struct NamedBlob {
     pub(super) blob_pk: BlobPk,
     pub(super) bytes: u64,
+    pub(super) kept: Kept,
+}
+
+/// How long a rollout keeps a blob, as the table has it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Kept {
+    /// Until a batch with the rollout is acked.
+    Ack,
+    /// Until the batch is settled.
+    Settled,
+    /// As long as its payload.
+    Rollout,
+}
+
+impl Kept {
+    fn code(self) -> i64 {
+        match self {
+            Self::Rollout => 0,
+            Self::Ack => 1,
+            Self::Settled => 2,
+        }
+    }
+}
+
+impl From<ColumnRetention> for Kept {
+    fn from(retention: ColumnRetention) -> Self {
+        match retention {
+            ColumnRetention::Ack => Self::Ack,
+            ColumnRetention::Checkpoint => Self::Settled,
+            ColumnRetention::Rollout => Self::Rollout,
+        }
+    }
 }
 
 /// Those of some blobs that are stored whole. They cannot be deleted before the transaction ends.
@@ -329,21 +396,19 @@ pub(super) async fn lock_named(
     if named.is_empty() {
         return Ok(HashMap::new());
     }
-    let digests: Vec<String> = named.iter().map(BlobDigest::to_string).collect();
-    let digests = serde_json::to_string(&digests).expect("a list of texts always serializes");
-    let rows = tx.fetch_all(LOCK_NAMED, args![digests]).await?;
+    let rows = tx.fetch_all(LOCK_NAMED, args![digest_list(named)]).await?;
     let named = |mut row: Row| {
         Ok((
             BlobDigest(row.get("digest")?),
-            NamedBlob { blob_pk: BlobPk(row.get("blob_pk")?), bytes: row.get("bytes")? },
+            NamedBlob { blob_pk: BlobPk(row.get("blob_pk")?), bytes: row.get("bytes")?, kept: Kept::Rollout },
         ))
     };
     rows.into_iter().map(named).collect()
 }
 
 /// Notes which rollouts name which blobs.
-pub(super) async fn name(tx: &mut Tx<'_>, uses: &[(RolloutPk, BlobPk)]) -> Result<(), StoreError> {
-    static INSERT_USES: InsertRows = InsertRows::new("insert_uses", "blob_use", "rollout_pk, blob_pk");
+pub(super) async fn name(tx: &mut Tx<'_>, uses: &[(RolloutPk, NamedBlob)], now: Timestamp) -> Result<(), StoreError> {
+    static INSERT_USES: InsertRows = InsertRows::new("insert_uses", "blob_use", "rollout_pk, blob_pk, kept");
     // In the order of their keys, as all who lock several.
     const KEEP_NAMED: Statement = Statement {
         sqlite: "-- keep_named
@@ -361,12 +426,89 @@ pub(super) async fn name(tx: &mut Tx<'_>, uses: &[(RolloutPk, BlobPk)]) -> Resul
                 FOR NO KEY UPDATE
             ))",
     };
+    // What rollouts give back early would else stay for a day, and that is where the bytes are. A PUT asks for a day anew.
+    const KEEP_NO_LONGER: Statement = Statement {
+        sqlite: "-- keep_no_longer
+            UPDATE blob
+            SET kept_until_us = $2
+            WHERE blob_pk IN (SELECT value FROM json_each($1))",
+        postgres: "-- keep_no_longer
+            UPDATE blob
+            SET kept_until_us = $2
+            WHERE blob_pk = ANY (ARRAY(
+                SELECT blob_pk
+                FROM blob
+                WHERE blob_pk = ANY ($1::bigint[])
+                ORDER BY blob_pk
+                FOR NO KEY UPDATE
+            ))",
+    };
     if uses.is_empty() {
         return Ok(());
     }
-    INSERT_USES.run(tx, uses.iter().map(|(rollout, blob)| args![*rollout, blob.0]).collect()).await?;
-    let blobs: BTreeSet<i64> = uses.iter().map(|(_, blob)| blob.0).collect();
-    tx.execute(KEEP_NAMED, args![key_list(blobs)]).await.map(drop)
+    INSERT_USES
+        .run(tx, uses.iter().map(|(rollout, named)| args![*rollout, named.blob_pk.0, named.kept.code()]).collect())
+        .await?;
+    let blobs: BTreeSet<i64> = uses.iter().map(|(_, named)| named.blob_pk.0).collect();
+    tx.execute(KEEP_NAMED, args![key_list(blobs)]).await?;
+    let early = uses.iter().filter(|(_, named)| named.kept < Kept::Rollout).map(|(_, named)| named.blob_pk.0);
+    let early: BTreeSet<i64> = early.collect();
+    if early.is_empty() {
+        return Ok(());
+    }
+    tx.execute(KEEP_NO_LONGER, args![key_list(early), now]).await.map(drop)
+}
+
+/// Gives back the columns that the rollouts of a batch keep until it is acked, and those that they keep until it is settled
+/// if it is.
+pub(super) async fn release_columns(
+    tx: &mut Tx<'_>,
+    rules: &Rules,
+    batch: BatchPk,
+    is_settled: bool,
+    now: Timestamp,
+) -> Result<(), StoreError> {
+    // Rollouts that are not delivered keep theirs as long as their payloads.
+    const DELETE_COLUMN_USES: Statement = Statement::new(
+        "-- delete_column_uses
+        DELETE FROM blob_use
+        WHERE kept BETWEEN 1 AND $2
+            AND rollout_pk IN (SELECT rollout_pk FROM rollout WHERE group_pk = $1 AND verdict IN ('kept', 'masked'))
+        RETURNING blob_pk, (SELECT b.bytes FROM blob AS b WHERE b.blob_pk = blob_use.blob_pk) AS bytes",
+    );
+    // A batch that is delivered again counts without them.
+    const SHRINK_GROUP: Statement = Statement::new(
+        "-- shrink_group
+        UPDATE rollout_group
+        SET payload_bytes = payload_bytes - $2
+        WHERE group_pk = $1",
+    );
+    const SHRINK_BATCH: Statement = Statement::new(
+        "-- shrink_batch
+        UPDATE batch
+        SET live_bytes = live_bytes - $2
+        WHERE batch_pk = $1",
+    );
+    if rules.columns.values().all(|rule| rule.retention == ColumnRetention::Rollout) {
+        return Ok(());
+    }
+    let kept = if is_settled { Kept::Settled } else { Kept::Ack };
+    let (mut blobs, mut total) = (BTreeSet::new(), 0);
+    for group in batch::members(tx, batch).await? {
+        let mut bytes = 0;
+        for mut row in tx.fetch_all(DELETE_COLUMN_USES, args![group.group_pk, kept.code()]).await? {
+            blobs.insert(row.get("blob_pk")?);
+            bytes += row.get::<i64>("bytes")?;
+        }
+        if bytes > 0 {
+            tx.guarded(SHRINK_GROUP, args![group.group_pk, bytes], 1).await?;
+        }
+        total += bytes;
+    }
+    if total > 0 {
+        tx.guarded(SHRINK_BATCH, args![batch, total], 1).await?;
+    }
+    expire(tx, blobs, now).await
 }
 
 /// Notes that rollouts name no blobs any more, because their payloads are gone.
@@ -378,7 +520,18 @@ pub(super) async fn release(tx: &mut Tx<'_>, rollouts: Vec<i64>, now: Timestamp)
         "
         RETURNING blob_pk"
     );
-    // The sweep finds out whether others name them.
+    if rollouts.is_empty() {
+        return Ok(());
+    }
+    let mut blobs = BTreeSet::new();
+    for mut row in tx.fetch_all(DELETE_USES, args![key_list(rollouts)]).await? {
+        blobs.insert(row.get("blob_pk")?);
+    }
+    expire(tx, blobs, now).await
+}
+
+/// Makes blobs due that rollouts have given back. The sweep finds out whether others name them.
+async fn expire(tx: &mut Tx<'_>, blobs: BTreeSet<i64>, now: Timestamp) -> Result<(), StoreError> {
     const EXPIRE_RELEASED: Statement = Statement {
         sqlite: "-- expire_released
             UPDATE blob
@@ -395,13 +548,6 @@ pub(super) async fn release(tx: &mut Tx<'_>, rollouts: Vec<i64>, now: Timestamp)
                 FOR NO KEY UPDATE
             ))",
     };
-    if rollouts.is_empty() {
-        return Ok(());
-    }
-    let mut blobs: BTreeSet<i64> = BTreeSet::new();
-    for mut row in tx.fetch_all(DELETE_USES, args![key_list(rollouts)]).await? {
-        blobs.insert(row.get("blob_pk")?);
-    }
     if blobs.is_empty() {
         return Ok(());
     }

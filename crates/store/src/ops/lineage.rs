@@ -18,6 +18,7 @@ use std::collections::BTreeMap;
 use super::{
     admission,
     batch::{self, select_batches},
+    blobs,
     claim::waiting,
     evals, journal, policy, scores, steps, sweep,
 };
@@ -67,6 +68,7 @@ async fn settle(tx: &mut Tx<'_>, policy: &Policy, step: Step, now: Timestamp) ->
     let purge_at = now.plus_seconds(policy.rules.retention.settled_s);
     for &batch_pk in &batches {
         set_settled(tx, batch_pk).await?;
+        blobs::release_columns(tx, &policy.rules, batch_pk, true, now).await?;
         batch::schedule_purge(tx, batch_pk, Some(purge_at)).await?;
         batch::schedule_forget(tx, batch_pk, now.plus_seconds(policy.rules.retention.tombstone_s)).await?;
     }

@@ -5,6 +5,7 @@
 
 mod read;
 mod types;
+pub(crate) mod uploads;
 mod write;
 
 pub(crate) use read::bundle;

@@ -16,7 +16,7 @@ use arrow_schema::{ArrowError, DataType};
 use axum::http::StatusCode;
 use bytes::Bytes;
 use forebay_telemetry::panics;
-use forebay_wire::{Components, Sampling, Segment, Trajectory, TurnSpan, VersionSpan};
+use forebay_wire::{Components, NamedObjects, Sampling, Segment, Trajectory, TurnSpan, VersionSpan};
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 
@@ -454,13 +454,15 @@ impl<'b> Columns<'b> {
             advantages: self.logprobs("advantages", row),
             versions: self.versions(row)?,
             turns: self.turns(row)?,
+            columns: self.json("columns", row)?.map(|NamedObjects(columns)| columns).unwrap_or_default(),
+            media: self.json("media", row)?.unwrap_or_default(),
         }))
     }
 
     /// Checks that a row without tokens has no other values of a segment, because they would be lost.
     fn no_segment(&self, row: usize) -> Result<Option<Segment>, Invalid> {
-        const OF_SEGMENTS: [&str; 7] =
-            ["kind", "logprobs", "teacher_logprobs", "values", "advantages", "versions", "turns"];
+        const OF_SEGMENTS: [&str; 9] =
+            ["kind", "logprobs", "teacher_logprobs", "values", "advantages", "versions", "turns", "columns", "media"];
         let of_segment = OF_SEGMENTS.into_iter().find(|column| self.cell(column, row).is_some());
         let length = self.int("response_length", row).filter(|&length| length != 0).map(|_| "response_length");
         match of_segment.or(length) {

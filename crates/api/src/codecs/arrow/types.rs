@@ -35,6 +35,8 @@ pub(super) const COLUMNS: &[(&str, &str)] = &[
     ("advantages", "a list of float32 or float64"),
     ("versions", "list<struct<version: int64, start: int64, length: int64>>"),
     ("turns", "list<struct<start: int64, length: int64, reward: float64, state_key: utf8>>"),
+    ("columns", "utf8 that holds JSON"),
+    ("media", "utf8 that holds JSON"),
     ("messages", "utf8 that holds JSON"),
     ("metadata", "utf8 that holds JSON"),
 ];

@@ -12,7 +12,7 @@ use arrow_schema::{ArrowError, DataType, Field, Schema, SchemaRef};
 use bytes::Bytes;
 use forebay_domain::samples::page::{Block, Lengths};
 use forebay_exports::arrays::{item, joined_lists, spans, spans_type};
-use forebay_wire::Sample;
+use forebay_wire::{MediaSpan, Sample};
 use serde_json::value::RawValue;
 
 /// Parts of at least this length are sent without copying them.
@@ -60,11 +60,18 @@ pub(crate) fn samples(block: Block) -> Result<RecordBatch, ArrowError> {
     RecordBatch::try_new(samples_schema(), arrays(block))
 }
 
+/// Where media stand in a row, as JSON.
+fn media(row: &Sample) -> Option<String> {
+    (!row.media.is_empty()).then(|| serde_json::to_string(&row.media).ok()).flatten()
+}
+
 /// The bytes of the texts of a row, without those that are the same for all rows.
 fn text_bytes(row: &Sample) -> usize {
     let json = [&row.messages, &row.metadata].into_iter().flatten().map(|text| text.get().len()).sum::<usize>();
     let texts = [&row.kind, &row.environment].into_iter().flatten().map(String::len).sum::<usize>();
-    row.rollout_id.len() + row.group_id.len() + texts + json
+    // Beside the label of a medium, of which a character takes up to six bytes, are a digest and two numbers.
+    let media = row.media.iter().map(|MediaSpan(.., kind)| 6 * kind.len() + 128).sum::<usize>();
+    row.rollout_id.len() + row.group_id.len() + texts + json + media
 }
 
 /// Passes large parts on without copying them, and joins the small parts between them.
@@ -118,6 +125,7 @@ fn schema() -> Schema {
         field("loss_weight", DataType::Float64, false),
         field("policy_version", DataType::Int64, true),
         field("versions", spans_type(), true),
+        field("media", DataType::Utf8, true),
         field("messages", DataType::Utf8, true),
         field("metadata", DataType::Utf8, true),
     ])
@@ -157,6 +165,7 @@ fn arrays(block: Block) -> Vec<ArrayRef> {
         Arc::new(Float64Array::from_iter_values(samples().map(|row| row.loss_weight))),
         Arc::new(samples().map(|row| row.policy_version).collect::<Int64Array>()),
         spans(samples().map(|row| row.versions.as_deref())),
+        Arc::new(samples().map(media).collect::<StringArray>()),
         texts(|row| row.messages.as_deref().map(RawValue::get)),
         texts(|row| row.metadata.as_deref().map(RawValue::get)),
     ]

@@ -7,7 +7,7 @@ mod elements;
 mod numbers;
 
 use forebay_domain::trajectory::TrajectoryLimits;
-use forebay_wire::{Components, Number, Object, Sampling, Segment, Trajectory, Turn};
+use forebay_wire::{Components, NamedObjects, Number, Object, Sampling, Segment, Trajectory, Turn};
 use serde::de::DeserializeOwned;
 use serde_json::value::RawValue;
 
@@ -126,6 +126,8 @@ fn segment(text: &mut Text<'_>, max: usize) -> Option<Segment> {
             b"advantages" => seen.once(8, floats(text, max, expected, &mut sent.advantages))?,
             b"versions" => sent.versions = seen.once(7, part(text))?,
             b"turns" => sent.turns = seen.once(9, part(text))?,
+            b"columns" => sent.columns = seen.once(10, part::<NamedObjects<_>>(text))?.0,
+            b"media" => sent.media = seen.once(11, part::<Option<_>>(text))?.unwrap_or_default(),
             _ => return None,
         }
         Some(())
@@ -192,7 +194,7 @@ fn floats(text: &mut Text<'_>, max: usize, expected: usize, column: &mut Option<
 mod tests {
     use super::*;
     use forebay_domain::surrogates::LoneSurrogates;
-    use forebay_wire::{Purpose, Status, TurnSpan, VersionSpan};
+    use forebay_wire::{ColumnUpload, MediaSpan, Purpose, Status, TurnSpan, VersionSpan};
 
     const LIMITS: TrajectoryLimits = TrajectoryLimits {
         tokens_max: 8,
@@ -218,7 +220,8 @@ mod tests {
             "segments": [
                 {"kind": "final", "loss_mask": [1, 0], "tokens": [1, 2, 128000], "log_probs": [-0.1, -1e-07],
                  "teacher_logprobs": null, "values": [0.5,1], "advantages": [0.25, -1], "versions": [[3, 0, 2]], "response_length": 2,
-                 "turns": [{"start": 0, "length": 2, "reward": true, "state_key": "s"}]},
+                 "turns": [{"start": 0, "length": 2, "reward": true, "state_key": "s"}],
+                 "columns": {"c\u0041": {"digest": "d", "bytes": 7}}, "media": [[0, 1, "d", "image"]]},
                 {"tokens":[],"loss_mask":[]}],
             "turns": [
                 {"id": "a", "prompt_token_ids": [1, 2], "output_ids": [3], "log_probs": [-0.5], "versions": [[3, 0, 1]],
@@ -252,6 +255,8 @@ mod tests {
             advantages: Some(vec![0.5]),
             versions: Some(vec![VersionSpan(3, 0, 1)]),
             turns: Some(vec![TurnSpan { start: 0, length: 1, reward: Some(0.5), state_key: Some("s".to_owned()) }]),
+            columns: [("c".to_owned(), ColumnUpload { digest: "d".to_owned(), bytes: 7 })].into(),
+            media: vec![MediaSpan(0, 1, "d".to_owned(), "image".to_owned())],
         };
         let turn = Turn {
             id: Some("b".to_owned()),

@@ -6,7 +6,11 @@
 
 use std::fmt;
 
-use forebay_domain::trajectory::{REWARD_COMPONENTS_MAX, TrajectoryLimits};
+use forebay_domain::{
+    columns::COLUMNS_MAX,
+    media::NAMED_MAX,
+    trajectory::{REWARD_COMPONENTS_MAX, TrajectoryLimits},
+};
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
 use crate::{codecs::decode::BODY_SEGMENTS_MAX, http::problem::Failure};
@@ -193,11 +197,36 @@ seed! {
         fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<usize, A::Error> {
             let (mut longest, mut prompt) = (0, 0);
             while let Some(key) = map.next_key::<String>()? {
+                if key == "columns" {
+                    map.next_value_seed(Uploads(&mut *self.0))?;
+                    continue;
+                }
                 let length = map.next_value_seed(Column(&mut *self.0))?;
+                if key == "media" {
+                    self.0.bound(length, NAMED_MAX, self.0.list.field, "media in one segment")?;
+                }
                 let part = if key.starts_with("prompt_token") { &mut prompt } else { &mut longest };
                 *part = length.max(*part);
             }
             Ok(longest + prompt)
+        }
+    }
+}
+
+seed! {
+    /// The uploads that a segment names as its columns.
+    Uploads -> () {
+        fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+            let mut entries = 0;
+            while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {
+                entries += 1;
+                self.0.bound(entries, COLUMNS_MAX, self.0.list.field, "columns in one segment")?;
+            }
+            Ok(())
+        }
+
+        fn visit_unit<E>(self) -> Result<(), E> {
+            Ok(())
         }
     }
 }
@@ -284,6 +313,11 @@ mod tests {
             excess(r#"{"turns":[{"tokens":[1,2,3,4,5,6],"prompt_tokens":[1,2,3,4,5]},#"#).as_deref(),
             Some("/turns")
         );
+        let names = (0..33).map(|index| format!("\"{index}\":{{}},")).collect::<Vec<_>>().concat();
+        assert_eq!(excess(&format!(r#"{{"segments":[{{"columns":{{{names}#"#)).as_deref(), Some("/segments"));
+        // Values after the columns are counted, too.
+        let after = r#"{"segments":[{"columns":{"a":{}},"tokens":[1,2,3,4,5,6,7,8,9,10,11,#"#;
+        assert_eq!(excess(after).as_deref(), Some("/segments"));
         let components = (0..65).map(|index| format!("\"{index}\":0,")).collect::<Vec<_>>().concat();
         assert_eq!(excess(&format!(r#"{{"reward_components":{{{components}#"#)).as_deref(), Some("/reward_components"));
     }

@@ -11,13 +11,12 @@ use forebay_domain::{
     evals::SUITES_MAX,
     evaluation::EvaluationRequest,
     finalize::{self, GroupDecision, GroupSnapshot, Member, MemberAdvantage},
-    ids::{BlobDigest, GroupPk, PolicyName, PolicyPk, RolloutPk},
+    ids::{GroupPk, PolicyName, PolicyPk, RolloutPk},
     ingest::{
         BundleOutcome, Ingested,
         decide::{self, GroupFill, RolloutDecision},
         new_rollout::NewRollout,
     },
-    media::SCHEME,
     policies::Policy,
     refusal::Refusal,
     session::EndSession,
@@ -34,7 +33,6 @@ use super::{
 use crate::{
     ops::{
         admission::{Allowances, Rooms, added_backlog},
-        blobs::NamedBlob,
         evals,
         group::{self, LockedGroup},
         session::EndedSession,
@@ -267,7 +265,6 @@ impl<'b> Decider<'b> {
                 return Err(evals::too_many_suites(format!("/{index}/suite")));
             }
         }
-        let media = self.media(index, new)?;
         let room = draft.rooms.of(incoming);
         self.take_group(draft, incoming, tallies)?;
         let group = draft.groups.get_mut(&group_key).expect("the group was just taken");
@@ -281,10 +278,11 @@ impl<'b> Decider<'b> {
             return Err(Refusal::GroupSizeConflict { group_id, index, size });
         }
         decide::check(&group.locked.rules, new, room, size).map_err(|refusal| at_index(refusal, index))?;
+        let named = self.snapshot.named(index, new, &group.locked.rules)?;
         let decision = decide::decide(&group.locked.rules, new, room, policy.version, group.locked.fill);
         let decision = decision.ok_or_else(|| Refusal::NotEvaluated(Vec::new()))?;
         let rollout_pk = RolloutPk(self.snapshot.rollout_pks.next().expect("there is a key for every newcomer"));
-        let row = Arrived::new(rollout_pk, incoming, &group.locked, &decision, media);
+        let row = Arrived::new(rollout_pk, incoming, &group.locked, &decision, named);
         group.add(new, rollout_pk, &decision, row.live_bytes());
         if !decision.scoring.is_empty() {
             let due = self.now.plus_seconds(group.locked.rules.scores.timeout_s);
@@ -325,22 +323,6 @@ impl<'b> Decider<'b> {
         };
         draft.stored.insert(key, Stored::of(new, group, &receipt));
         Ok(receipt)
-    }
-
-    /// The blobs that a new rollout names, which must all be stored whole.
-    fn media(&self, index: usize, new: &NewRollout) -> Result<Vec<NamedBlob>, Refusal> {
-        let found = |digest: &BlobDigest| {
-            self.snapshot.media.get(digest).copied().ok_or_else(|| {
-                Refusal::invalid(
-                    format!("/{index}/messages"),
-                    format!(
-                        "names `{SCHEME}{digest}`, which is not here: upload it whole with PUT /media/{digest} first, and not \
-                         more than a day before the rollout"
-                    ),
-                )
-            })
-        };
-        new.media.iter().map(found).collect()
     }
 
     /// The receipt for a retry, or the conflict with a different rollout of the same id.

@@ -6,10 +6,13 @@ use forebay_domain::{
     admission::{Backlog, room::NextBatch},
     clock::Timestamp,
     ids::{BlobDigest, GroupPk, IdKey, PolicyName, PolicyPk, SessionPk},
-    ingest::decide::RolloutDecision,
+    ingest::{decide::RolloutDecision, new_rollout::NewRollout},
+    media::SCHEME,
     policies::Policy,
+    refusal::Refusal,
+    rules::Rules,
     session::EndSession,
-    trajectory::ResolvedVersions,
+    trajectory::{ResolvedVersions, escape},
 };
 use forebay_wire::Retries;
 
@@ -18,7 +21,7 @@ use crate::{
     error::StoreError,
     ops::{
         admission::{Allowances, StoredBacklog, next_batch},
-        blobs::{self, NamedBlob},
+        blobs::{self, BlobPk, Kept, NamedBlob},
         evals, fill, group, names, policy, read_json,
         session::{self, EndingSession},
         trained_versions,
@@ -40,8 +43,8 @@ pub(super) struct Snapshot {
     pub(super) suites: HashMap<PolicyPk, BTreeSet<String>>,
     /// Ids of rollouts that evaluate a policy and that rollouts which are trained have: one of both could not be looked up.
     pub(super) taken: HashSet<Keyed>,
-    /// The media that new rollouts name and that are stored whole.
-    pub(super) media: HashMap<BlobDigest, NamedBlob>,
+    /// The uploads that new rollouts name and that are stored whole.
+    named: HashMap<BlobDigest, NamedBlob>,
     /// The sessions that bundles end.
     pub(super) sessions: HashMap<SessionPk, EndingSession>,
     /// Keys for the rows of new rollouts, ascending.
@@ -66,8 +69,8 @@ impl Snapshot {
             policy.is_some_and(|policy| !stored.contains_key(&(policy.policy_pk, incoming.rollout_key)))
         };
         let newcomers: Vec<&Incoming<'_>> = all.iter().filter(is_new).copied().collect();
-        let media = newcomers.iter().flat_map(|incoming| &incoming.new.media).copied().collect();
-        let media = blobs::lock_named(tx, &media).await?;
+        let named = newcomers.iter().flat_map(|incoming| incoming.new.named()).collect();
+        let uploads = blobs::lock_named(tx, &named).await?;
         let allowances = Allowances::lock(tx, &policies, &newcomers, now).await?;
         let mut groups = BTreeMap::new();
         let (mut backlogs, mut next_batches) = (HashMap::new(), HashMap::new());
@@ -82,7 +85,7 @@ impl Snapshot {
                 locked.into_iter().map(|(key, group)| (key, GroupWork::stored(group))).collect();
             if locked.len() < newcomers_of.len() {
                 let backlog = StoredBacklog::read(tx, policy.policy_pk).await?;
-                let with_new = backlog.with(policy.policy_pk, tx.tallies()) + largest(name, &newcomers, &media);
+                let with_new = backlog.with(policy.policy_pk, tx.tallies()) + largest(name, &newcomers, &uploads);
                 if !with_new.is_far_below(&policy.rules.backlog) {
                     next_batches.insert(policy.policy_pk, next_batch(tx, policy, &backlog).await?);
                 }
@@ -119,7 +122,7 @@ impl Snapshot {
             allowances,
             suites,
             taken,
-            media,
+            named: uploads,
             sessions,
         })
     }
@@ -254,6 +257,47 @@ async fn read_stored(tx: &mut Tx<'_>, row: &mut Row, depends_on_rules: bool) -> 
     })
 }
 
+impl Snapshot {
+    /// The uploads that a new rollout names, each once. All must be stored whole.
+    pub(super) fn named(&self, index: usize, new: &NewRollout, rules: &Rules) -> Result<Vec<NamedBlob>, Refusal> {
+        let mut named: BTreeMap<BlobPk, NamedBlob> = BTreeMap::new();
+        let mut add = |blob: NamedBlob| {
+            let known = named.entry(blob.blob_pk).or_insert(blob);
+            known.kept = known.kept.max(blob.kept);
+        };
+        for digest in &new.media {
+            let blob = self.named.get(digest).copied().ok_or_else(|| {
+                let (message, upload) = (format!("`{SCHEME}{digest}`"), format!("/media/{digest}"));
+                not_here(format!("/{index}/messages"), &message, &upload)
+            })?;
+            add(blob);
+        }
+        for (segment, shape) in new.form(rules.sessions.retries).facts.shapes.iter().enumerate() {
+            for (name, column) in &shape.columns {
+                let pointer = format!("/{index}/segments/{segment}/columns/{}", escape(name));
+                let (digest, bytes) = (column.digest, column.bytes);
+                let blob = self.named.get(&digest).copied().ok_or_else(|| {
+                    not_here(pointer.clone(), &format!("the upload {digest}"), &format!("/columns/{digest}"))
+                })?;
+                if blob.bytes != bytes {
+                    let detail = format!("is of {bytes} bytes, but the upload {digest} has {}", blob.bytes);
+                    return Err(Refusal::invalid(pointer, detail));
+                }
+                let kept = rules.columns.get(name).map_or(Kept::Rollout, |rule| rule.retention.into());
+                add(NamedBlob { kept, ..blob });
+            }
+        }
+        Ok(named.into_values().collect())
+    }
+}
+
+fn not_here(pointer: String, named: &str, upload: &str) -> Refusal {
+    let detail = format!(
+        "names {named}, which is not here: upload it whole with PUT {upload} first, and not more than a day before the rollout"
+    );
+    Refusal::invalid(pointer, detail)
+}
+
 /// The groups of the new rollouts of a policy, and how many new rollouts each group has.
 fn newcomers_of(policy: &PolicyName, newcomers: &[&Incoming<'_>]) -> BTreeMap<IdKey, u32> {
     let mut count = BTreeMap::new();
@@ -264,11 +308,12 @@ fn newcomers_of(policy: &PolicyName, newcomers: &[&Incoming<'_>]) -> BTreeMap<Id
 }
 
 /// The most that the new rollouts of a policy add to its backlog.
-fn largest(policy: &PolicyName, newcomers: &[&Incoming<'_>], media: &HashMap<BlobDigest, NamedBlob>) -> Backlog {
+fn largest(policy: &PolicyName, newcomers: &[&Incoming<'_>], uploads: &HashMap<BlobDigest, NamedBlob>) -> Backlog {
     let mut sum = Backlog::default();
     for incoming in newcomers.iter().filter(|incoming| incoming.new.policy == *policy) {
         sum.rollouts += 1;
-        let named = incoming.new.media.iter().filter_map(|digest| media.get(digest)).map(|named| named.bytes);
+        let named: BTreeSet<BlobDigest> = incoming.new.named().collect();
+        let named = named.iter().filter_map(|digest| uploads.get(digest)).map(|named| named.bytes);
         sum.bytes += incoming.new.payload_bytes() as u64 + named.sum::<u64>();
     }
     sum

@@ -28,7 +28,7 @@ use super::{
 use crate::{
     error::StoreError,
     ops::{
-        blobs::{self, BlobPk, NamedBlob},
+        blobs::{self, NamedBlob},
         evals::{self, NewEvaluation},
         group::{self, LockedGroup},
         scores, session,
@@ -50,7 +50,7 @@ pub(super) async fn write(tx: &mut Tx<'_>, changes: Changes<'_>, now: Timestamp)
     let rows = arrived.iter().filter_map(|row| row.payload_args(tx)).collect();
     blobs::INSERT_PAYLOADS.run(tx, rows).await?;
     let uses: Vec<_> = arrived.iter().flat_map(Arrived::uses).collect();
-    blobs::name(tx, &uses).await?;
+    blobs::name(tx, &uses, now).await?;
     let rows = arrived.iter().filter_map(|row| row.scoring_args(now)).collect();
     scores::INSERT_SCORING.run(tx, rows).await?;
     let rows = arrived.iter().filter_map(|row| row.score_args(now)).collect();
@@ -123,7 +123,7 @@ pub(super) struct Arrived<'b> {
     group_pk: GroupPk,
     keeps_payload: bool,
     /// The blobs that it names.
-    media: Vec<NamedBlob>,
+    named: Vec<NamedBlob>,
     /// Whether the decision of its group reads its turns.
     compares_turns: bool,
     /// The rules of its group, if they use scores.
@@ -136,7 +136,7 @@ impl<'b> Arrived<'b> {
         incoming: &Incoming<'b>,
         group: &LockedGroup,
         decision: &RolloutDecision,
-        media: Vec<NamedBlob>,
+        named: Vec<NamedBlob>,
     ) -> Self {
         let LockedGroup { policy_pk, run, group_pk, rules, .. } = group;
         let delivered = decision.verdict.takes_place();
@@ -149,7 +149,7 @@ impl<'b> Arrived<'b> {
             run: *run,
             group_pk: *group_pk,
             keeps_payload: delivered || rules.retention.dropped_s > 0,
-            media,
+            named,
             compares_turns: delivered && rules.compare_turns(),
             scored_by: rules.use_scores().then(|| Arc::clone(rules)),
         }
@@ -160,9 +160,9 @@ impl<'b> Arrived<'b> {
         self.new.form(self.decision.retries)
     }
 
-    /// Bytes that count as not yet trained: of its payload, and of the media that it keeps from being deleted.
+    /// Bytes that count as not yet trained: of its payload, and of the uploads that it keeps from being deleted.
     pub(super) fn live_bytes(&self) -> i64 {
-        let named = self.media.iter().map(|named| named.bytes as i64).sum::<i64>();
+        let named = self.named.iter().map(|named| named.bytes as i64).sum::<i64>();
         if self.decision.verdict.takes_place() { self.form().payload.body.len() as i64 + named } else { 0 }
     }
 
@@ -255,9 +255,9 @@ impl<'b> Arrived<'b> {
         Some(args![self.rollout_pk, REWARD, PRODUCER, true, reward, None::<String>, now])
     }
 
-    /// The blobs that are kept as long as its payload.
-    fn uses(&self) -> impl Iterator<Item = (RolloutPk, BlobPk)> {
-        self.media.iter().filter(|_| self.keeps_payload).map(|named| (self.rollout_pk, named.blob_pk))
+    /// The blobs that it keeps.
+    fn uses(&self) -> impl Iterator<Item = (RolloutPk, NamedBlob)> {
+        self.named.iter().filter(|_| self.keeps_payload).map(|named| (self.rollout_pk, *named))
     }
 
     fn payload_args(&self, tx: &mut Tx<'_>) -> Option<Vec<Arg>> {
