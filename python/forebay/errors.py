@@ -397,6 +397,12 @@ class Purged(ServiceError):
     types = ("purged",)
 
 
+class ColumnExpired(ServiceError):
+    """A column was kept until an ack or a checkpoint, as the rules say."""
+
+    types = ("column-expired",)
+
+
 class TooLarge(ServiceError):
     """The body, or what it expands to, is too large."""
 

@@ -64,8 +64,6 @@ def instance(schema: dict[str, Any], *, is_full: bool) -> Any:
     kind = schema["type"]
     if isinstance(kind, list):
         (kind,) = [part for part in kind if part != "null"]
-    if "prefixItems" in schema:
-        return [instance(part, is_full=is_full) for part in schema["prefixItems"]]
     if kind == "array":
         return [instance(schema["items"], is_full=is_full)] * (schema.get("minItems") or 2)
     if kind == "object":
@@ -398,9 +396,7 @@ def check(value: Any, schema: dict[str, Any]) -> None:
     if "$ref" in schema:
         check(value, SCHEMAS[schema["$ref"].split("/")[-1]])
         return
-    if "prefixItems" in schema:
-        assert len(value) == len(schema["prefixItems"])
-    elif isinstance(value, list):
+    if isinstance(value, list):
         for item in value:
             check(item, schema["items"])
     elif isinstance(value, dict) and "properties" in schema:

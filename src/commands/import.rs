@@ -158,8 +158,8 @@ async fn import_file(
     let mut chunk = Chunk::default();
     while let Some(record) = importer.next_record().with_context(|| format!("cannot read {}", file.display()))? {
         for (line, trajectory) in count(record, report) {
-            if let (Some(folder), Some(messages)) = (&mut media, &trajectory.messages) {
-                poster.upload_named(folder, messages.get()).await?;
+            if let Some(folder) = &mut media {
+                poster.upload_named(folder, &trajectory).await?;
             }
             if !chunk.has_room(&trajectory) {
                 poster.post(std::mem::take(&mut chunk), report).await?;

@@ -9,6 +9,7 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 use forebay_domain::{ids::BlobDigest, media};
+use forebay_wire::MediaSpan;
 
 /// A folder of media.
 pub(crate) struct MediaFolder {
@@ -28,9 +29,12 @@ impl MediaFolder {
         Self { path: path.to_owned(), done: HashSet::new() }
     }
 
-    /// What messages name and nobody has asked for yet.
-    pub(crate) fn named_first(&mut self, messages: &str) -> Vec<BlobDigest> {
-        media::named_in(messages).into_iter().filter(|digest| self.done.insert(*digest)).collect()
+    /// What messages and spans of segments name and nobody has asked for yet.
+    pub(crate) fn named_first(&mut self, messages: Option<&str>, spans: &[MediaSpan]) -> Vec<BlobDigest> {
+        let mut named = messages.map_or_else(Vec::new, media::named_in);
+        named.extend(spans.iter().filter_map(|span| span.2.parse::<BlobDigest>().ok()));
+        named.retain(|digest| self.done.insert(*digest));
+        named
     }
 
     /// Whether a file is there already, of an export before.

@@ -7,7 +7,7 @@
 use blake3::hazmat::{self, ChainingValue, HasherExt as _, Mode};
 use bytes::Bytes;
 
-use crate::{clock::Timestamp, formats::payload::Payload, ids::BlobDigest};
+use crate::{clock::Timestamp, columns::COLUMN_BYTES_MAX, formats::payload::Payload, ids::BlobDigest};
 
 /// Bytes of every piece but the last. A power of two of BLAKE3's chunks, so that a piece is a subtree.
 pub const PIECE_BYTES: u64 = 1 << 20;
@@ -17,6 +17,9 @@ pub const PART_BYTES: u64 = 2 * PIECE_BYTES;
 
 /// The most pieces of a blob.
 pub const PIECES_MAX: u64 = 4_096;
+
+// A column fits.
+const _: () = assert!(COLUMN_BYTES_MAX <= PIECES_MAX * PIECE_BYTES);
 
 /// An upload stays for at least so long when no rollout names it. Each PUT begins this time anew.
 pub const KEPT_UNUSED_S: u64 = 24 * 3_600;

@@ -8,16 +8,15 @@ use std::collections::BTreeMap;
 use forebay_wire::{ColumnRule, PolicyRules, Violation};
 
 use crate::{
-    blobs::{PIECE_BYTES, PIECES_MAX},
+    formats::canonical::escape,
     ids::{BlobDigest, check_name},
-    trajectory::escape,
 };
 
 /// The most columns of a policy, and of a segment.
 pub const COLUMNS_MAX: usize = 32;
 
 /// The most bytes of an upload of a column.
-pub const COLUMN_BYTES_MAX: u64 = PIECES_MAX * PIECE_BYTES;
+pub const COLUMN_BYTES_MAX: u64 = 4 << 30;
 
 /// The most bytes of a row that is not ragged.
 const ROW_BYTES_MAX: u64 = 64 << 10;

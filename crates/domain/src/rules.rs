@@ -14,9 +14,10 @@ use self::filter::{FilterViolation, Filters, reward::RewardExpression};
 use super::{
     batch::GROUPS_MAX,
     columns,
+    formats::canonical::escape,
     ids::{GroupId, check_name},
     states::Verdict,
-    trajectory::{GROUP_SIZE_MAX, REWARD_COMPONENTS_MAX, escape},
+    trajectory::{GROUP_SIZE_MAX, REWARD_COMPONENTS_MAX},
 };
 
 /// Seconds of ten years. A longer duration is a typing error.

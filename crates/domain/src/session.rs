@@ -604,6 +604,10 @@ pub fn check_rules(policy: &PolicyName, rules: &Rules) -> Result<(), Refusal> {
         Requirement::Advantages => Some("advantages"),
         Requirement::Tokens | Requirement::Logprobs | Requirement::PolicyVersion | Requirement::TeacherLogprobs => None,
     });
+    if let Some((name, _)) = rules.columns.iter().find(|(_, rule)| rule.required) {
+        let detail = format!("policy `{policy}` requires the column `{name}`, which recorded calls do not have");
+        return Err(Refusal::invalid("/models", detail));
+    }
     missing.map_or(Ok(()), |name| {
         let mut detail = format!("policy `{policy}` requires `{name}`, which recorded calls do not have");
         if name == "teacher_logprobs" {

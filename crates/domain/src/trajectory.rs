@@ -19,7 +19,7 @@ use crate::{
     credit::{self, Turn},
     evals::Evaluates,
     formats::{
-        canonical::{CheckedJson, ContentDigest, Hasher, JsonKind, check_json},
+        canonical::{CheckedJson, ContentDigest, Hasher, JsonKind, check_json, escape},
         codes,
         columns::little_endian,
     },
@@ -440,11 +440,6 @@ fn check_scalars(sent: &wire::Trajectory, found: &mut Violations) {
     found.require(temperature.is_finite() && *temperature > 0.0, "/sampling/temperature", "must be finite and above 0");
     found.require(*top_p > 0.0 && *top_p <= 1.0, "/sampling/top_p", "must be above 0 and at most 1");
     found.require(*top_k == -1 || *top_k > 0, "/sampling/top_k", "must be -1 (all) or above 0");
-}
-
-/// A JSON pointer's reference token (RFC 6901).
-pub fn escape(token: &str) -> String {
-    token.replace('~', "~0").replace('/', "~1")
 }
 
 fn facts(sent: &wire::Trajectory, sampled_nothing: bool) -> Facts {

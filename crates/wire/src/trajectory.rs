@@ -260,14 +260,15 @@ pub struct MediaSpan(
 #[cfg(feature = "openapi")]
 impl utoipa::PartialSchema for MediaSpan {
     fn schema() -> utoipa::openapi::RefOr<utoipa::openapi::Schema> {
-        use utoipa::openapi::schema::{ArrayBuilder, ArrayItems, ObjectBuilder, Type};
-        let of = |kind| utoipa::openapi::Schema::Object(ObjectBuilder::new().schema_type(kind).build());
+        use utoipa::openapi::schema::{ArrayBuilder, ObjectBuilder, OneOfBuilder, Type};
+        let of = |kind| ObjectBuilder::new().schema_type(kind);
         ArrayBuilder::new()
             .description(Some(
                 "`[start, length, digest, kind]`: tokens `start..start + length` of the segment stand for a medium.",
             ))
-            .prefix_items([Type::Integer, Type::Integer, Type::String, Type::String].map(of))
-            .items(ArrayItems::False)
+            .items(OneOfBuilder::new().item(of(Type::Integer)).item(of(Type::String)))
+            .min_items(Some(4))
+            .max_items(Some(4))
             .into()
     }
 }

@@ -7,7 +7,7 @@ use arrow_array::{RecordBatch, cast::AsArray as _};
 use clap::Args;
 use forebay_client::{
     Client, ClientError, ClientOptions, Export, RetryPolicy,
-    wire::{ApiKey, ExportCounts, ExportedRollout},
+    wire::{ApiKey, ExportCounts, ExportedRollout, MediaSpan},
 };
 use forebay_domain::{ids::Run, refusal::Refusal};
 use forebay_service::{
@@ -17,6 +17,7 @@ use forebay_service::{
 };
 use forebay_store::{self as store, Store};
 use forebay_telemetry::metrics::Metrics;
+use serde_json::value::RawValue;
 
 use super::{Selection, columns::Columns};
 use crate::commands::media::MediaFolder;
@@ -164,13 +165,23 @@ impl Source {
         let mut named = Vec::new();
         match page {
             Page::Rollouts(rollouts) => {
-                let messages = rollouts.iter().filter_map(|exported| exported.trajectory.messages.as_ref());
-                messages.for_each(|messages| named.extend(folder.named_first(messages.get())));
+                for exported in rollouts {
+                    let messages = exported.trajectory.messages.as_deref().map(RawValue::get);
+                    named.extend(folder.named_first(messages, &[]));
+                    for segment in &exported.trajectory.segments {
+                        named.extend(folder.named_first(None, &segment.media));
+                    }
+                }
             }
             Page::Batch(batch) => {
-                let messages = batch.column_by_name("messages").and_then(|column| column.as_string_opt::<i32>());
-                let texts = messages.into_iter().flatten().flatten();
-                texts.for_each(|messages| named.extend(folder.named_first(messages)));
+                let texts = |name| batch.column_by_name(name).and_then(|column| column.as_string_opt::<i32>());
+                for messages in texts("messages").into_iter().flatten().flatten() {
+                    named.extend(folder.named_first(Some(messages), &[]));
+                }
+                for spans in texts("media").into_iter().flatten().flatten() {
+                    let spans: Vec<MediaSpan> = serde_json::from_str(spans).context("the column media")?;
+                    named.extend(folder.named_first(None, &spans));
+                }
             }
         }
         named.retain(|digest| !folder.has(*digest));

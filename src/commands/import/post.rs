@@ -7,6 +7,7 @@ use forebay_client::{
     Client, ClientError,
     wire::{BulkLine, ImportReport, Problem, Trajectory},
 };
+use serde_json::value::RawValue;
 
 use crate::commands::{
     media::{self, MediaFolder},
@@ -89,9 +90,13 @@ impl Poster {
         Ok(Self { service, client, patience })
     }
 
-    /// Uploads what messages name and the folder has. What it has not may be at the service, which says so otherwise.
-    pub(super) async fn upload_named(&self, folder: &mut MediaFolder, messages: &str) -> anyhow::Result<()> {
-        for digest in folder.named_first(messages) {
+    /// Uploads what a trajectory names and the folder has. What it has not may be at the service, which says so otherwise.
+    pub(super) async fn upload_named(&self, folder: &mut MediaFolder, trajectory: &Trajectory) -> anyhow::Result<()> {
+        let mut named = folder.named_first(trajectory.messages.as_deref().map(RawValue::get), &[]);
+        for segment in &trajectory.segments {
+            named.extend(folder.named_first(None, &segment.media));
+        }
+        for digest in named {
             let Some(bytes) = folder.read(digest)? else { continue };
             let kind = media::media_type(&bytes);
             self.client

@@ -10,7 +10,7 @@ use tokio::{
     process::Command,
 };
 
-use super::post_everything;
+use super::{post_everything, prepare};
 use crate::{
     snippets::python,
     support::{Backend, TestApp, eventually, group, on_both_stores, rollout, text, with, with_image},
@@ -338,7 +338,7 @@ async fn an_export_that_is_imported_elsewhere_is_exported_again_to_the_same_byte
     let output = forebay(&["--format", "forebay", "--url", &app.url, "--output", &file]).await;
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     let other = TestApp::start(Backend::Postgres).await;
-    other.rules("default", json!({"require": [], "retention": {"dropped_s": 1_000_000}})).await;
+    prepare(&other).await;
     import_with_a_crash(&other, &file).await;
     assert_eq!(other.get("/stats").await.json["policies"]["default"]["received"], 66);
     let again = exported(&["--format", "forebay", "--url", &other.url]).await;

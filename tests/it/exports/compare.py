@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 COLUMNS = (
     "messages tools reward reward_components advantage verdict reason state status environment policy run "
     "policy_version step group_id group_size rollout_id execution_id suite task segment segments kind tokens response_length "
-    "loss_mask logprobs teacher_logprobs values advantages versions turns temperature top_p top_k metadata received_at"
+    "loss_mask logprobs teacher_logprobs values advantages versions turns columns media temperature top_p top_k metadata received_at"
 ).split()
 
 folder = Path(sys.argv[1])
@@ -40,7 +40,7 @@ assert len(found) == len(expected)
 for row, posted in zip(found, expected):
     for name in COLUMNS:
         have, want = row[name], posted[name]
-        if name in ("tools", "metadata", "reward_components"):
+        if name in ("tools", "metadata", "reward_components", "columns", "media"):
             have = None if have is None else json.loads(have)
         if name in ("logprobs", "teacher_logprobs", "values", "advantages") and want is not None:
             want = [single(value) for value in want]

@@ -43,6 +43,16 @@ fn ids(lines: &[Value]) -> Vec<&str> {
     lines.iter().map(|line| text(&line["trajectory"]["rollout_id"])).collect()
 }
 
+/// What a full rollout names as a column, with a byte for each token of its response, and as an image.
+const UPLOAD: &[u8] = b"ab";
+
+/// Rules for everything, and the upload that it names.
+async fn prepare(app: &TestApp) {
+    let columns = json!({"experts": {"dtype": "u8"}});
+    app.rules("default", json!({"require": [], "retention": {"dropped_s": 1_000_000}, "columns": columns})).await;
+    app.post_raw("/columns", &[], UPLOAD).await.expect(201);
+}
+
 /// A rollout with everything that a producer can send and an export returns.
 fn full(rollout_id: &str) -> Value {
     json!({
@@ -53,7 +63,9 @@ fn full(rollout_id: &str) -> Value {
             {"kind": "turn", "tokens": [1, 2, 151_000], "loss_mask": [1, 0], "logprobs": [-0.1, 0.0],
              "teacher_logprobs": [-0.2, 0.0], "values": [0.1, 0.2], "advantages": [0.3, 0.0],
              "versions": [[3, 0, 1], [4, 1, 1]],
-             "turns": [{"start": 0, "length": 1, "reward": 0.1, "state_key": "s"}]},
+             "turns": [{"start": 0, "length": 1, "reward": 0.1, "state_key": "s"}],
+             "columns": {"experts": {"digest": blake3::hash(UPLOAD).to_string(), "bytes": UPLOAD.len()}},
+             "media": [[0, 1, blake3::hash(UPLOAD).to_string(), "image"]]},
             {"tokens": [1, 2, 3], "loss_mask": [0, 1], "logprobs": [0.0, -1e-7], "versions": [[4, 0, 2]]},
         ],
         "messages": [{"role": "user", "content": "line\nbreak \u{1f600}"}],
@@ -63,7 +75,7 @@ fn full(rollout_id: &str) -> Value {
 
 /// Posts rollouts of many kinds: with and without groups, text, versions, rewards.
 async fn post_everything(app: &TestApp) {
-    app.rules("default", json!({"require": [], "retention": {"dropped_s": 1_000_000}})).await;
+    prepare(app).await;
     app.accept(full("full-0")).await;
     app.accept(rollout("alone", 1.0)).await;
     app.accept(with(full("full-1"), json!({"reward": -3.5, "sampling": null, "metadata": null}))).await;
@@ -130,7 +142,7 @@ on_both_stores! {
         post_everything(app).await;
         let exported = lines(app, "results=false").await;
         let other = TestApp::start(Backend::Sqlite).await;
-        other.rules("default", json!({"require": [], "retention": {"dropped_s": 1_000_000}})).await;
+        prepare(&other).await;
         let ndjson = [("content-type", "application/x-ndjson")];
         for status in ["201", "200"] {
             let request = other.http.post(format!("{}/trajectories", other.url)).header(ndjson[0].0, ndjson[0].1);

@@ -474,7 +474,7 @@ async fn record(url: &str) {
 async fn pass_time(url: &str) {
     let retention = json!({"trained_s": 0, "settled_s": 0, "dropped_s": 0, "tombstone_s": 0});
     let rules = json!({"group": {"size": 2, "timeout_s": 1}, "lease": {"ttl_s": 1}, "settle": "ack",
-        "retention": retention});
+        "retention": retention, "columns": {"experts": {"dtype": "u8", "retention": "ack"}}});
     let brief = Caller::of(url, "brief", rules).await;
     brief.post("/admissions", json!({"policy": "brief", "rollouts": 4})).await;
     let image = blake3::hash(b"image");
@@ -482,12 +482,20 @@ async fn pass_time(url: &str) {
     assert!(put.expect("the service answers").status().is_success());
     let named = json!({"messages": [{"image_url": {"url": format!("forebay:{image}")}}]});
     brief.accept(with(member("overdue", 0, 1.0), named)).await;
+    let column = blake3::hash(b"ab").to_string();
+    let put = brief.http.put(format!("{url}/columns/{column}")).body("ab").send().await;
+    assert!(put.expect("the service answers").status().is_success());
     for name in ["acked", "expired"] {
         for index in 0..2 {
-            brief.accept(member(name, index, index as f64)).await;
+            let mut member = member(name, index, index as f64);
+            member["segments"][0]["columns"] = json!({"experts": {"digest": column, "bytes": 2}});
+            brief.accept(member).await;
         }
     }
     let acked = brief.lease().await;
+    let samples = format!("{url}{}?columns=experts", text(&acked["samples_url"]));
+    let samples = brief.http.get(samples).header("accept", "application/vnd.apache.arrow.stream").send().await;
+    assert!(samples.expect("the service answers").status().is_success());
     brief.hold(&acked, "ack", json!({"step": 1})).await;
     let expired = brief.lease().await;
     let expired = format!("/batches/{}", text(&expired["batch_id"]));

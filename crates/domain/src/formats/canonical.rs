@@ -17,6 +17,12 @@ const SHOWN_BYTES: usize = 32;
 /// Keys of nested objects that are held until they are sorted. Each takes ten times its bytes in memory.
 const KEYS_HELD_MAX: usize = 131_072;
 
+/// A JSON pointer's reference token (RFC 6901).
+#[must_use]
+pub fn escape(token: &str) -> String {
+    token.replace('~', "~0").replace('/', "~1")
+}
+
 /// BLAKE3 hash of canonical content.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct ContentDigest([u8; 32]);

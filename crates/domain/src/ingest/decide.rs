@@ -181,7 +181,13 @@ pub fn check(rules: &Rules, new: &NewRollout, room: Room, group_size: u32) -> Re
     if new.group_id.is_none() && rules.group.size > 1 {
         refuse("/group_id", format!("is needed: groups of policy `{}` have {} rollouts", new.policy, rules.group.size));
     }
-    violations.extend(columns::check(&rules.columns, &facts.shapes));
+    if assembly.is_none() {
+        violations.extend(columns::check(&rules.columns, &facts.shapes));
+    } else if let Some((name, _)) = rules.columns.iter().find(|(_, rule)| rule.required) {
+        let detail =
+            format!("policy `{}` requires the column `{name}`, which turns do not have: post segments", new.policy);
+        violations.push(Violation { pointer: list.to_owned(), detail });
+    }
     if violations.is_empty() { Ok(()) } else { Err(Refusal::Invalid(violations)) }
 }
 

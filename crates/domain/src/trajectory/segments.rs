@@ -4,9 +4,10 @@ use std::collections::BTreeMap;
 
 use forebay_wire::{ColumnUpload, MediaSpan, Segment, TurnSpan, VersionSpan};
 
-use super::{TrajectoryLimits, VIOLATIONS_MAX, Violations, escape};
+use super::{TrajectoryLimits, VIOLATIONS_MAX, Violations};
 use crate::{
     columns::{COLUMN_BYTES_MAX, COLUMNS_MAX},
+    formats::canonical::escape,
     ids::BlobDigest,
     media::NAMED_MAX,
     warnings::{LOGPROB_MAX, LOGPROB_NONE},

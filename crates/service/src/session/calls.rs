@@ -7,10 +7,10 @@ use std::{
 };
 
 use forebay_domain::{
+    formats::canonical::escape,
     ids::{SessionId, SessionPk},
     refusal::Refusal,
     session::StoredCall,
-    trajectory::escape,
     turn_calls,
 };
 use forebay_store::{error::StoreError, ops::session::calls::FindCalls};

@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use forebay_domain::{
     clock::Timestamp,
+    formats::canonical::escape,
     formats::{
         canonical::{ContentDigest, Hasher, check_json},
         codes,
@@ -13,7 +14,6 @@ use forebay_domain::{
     refusal::Refusal,
     session::{Session, SessionOutcome, WAIT_MS_MAX},
     states::SessionState,
-    trajectory::escape,
 };
 use forebay_wire::{self as wire, Violation};
 

@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use forebay_domain::{
     admission::{Backlog, room::NextBatch},
     clock::Timestamp,
+    formats::canonical::escape,
     ids::{BlobDigest, GroupPk, IdKey, PolicyName, PolicyPk, SessionPk},
     ingest::{decide::RolloutDecision, new_rollout::NewRollout},
     media::SCHEME,
@@ -12,7 +13,7 @@ use forebay_domain::{
     refusal::Refusal,
     rules::Rules,
     session::EndSession,
-    trajectory::{ResolvedVersions, escape},
+    trajectory::ResolvedVersions,
 };
 use forebay_wire::Retries;
 
