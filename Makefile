@@ -96,7 +96,7 @@ generate: ## Write what is generated: openapi/forebay.json from the routes, the 
 docs: ## Build the site of the documents, with search, in target/docs
 	./scripts/site
 
-bench: bench-$(or $(NAME),ingest) ## Measure NAME=ingest, sessions, media, overload, growth, judges, capacity, export, client, batches, facades, engines, instructions, trainer, serve or simulation; BENCH="--rounds 3" are options of its script
+bench: bench-$(or $(NAME),ingest) ## Measure NAME=ingest, sessions, columns, overload, growth, judges, capacity, export, client, batches, facades, engines, instructions, trainer, serve or simulation; BENCH="--rounds 3" are options of its script
 
 # Durable ingest beside a handler that only reads; SLIME_URL and ATROPOS_URL add services.
 bench-ingest: programs
@@ -107,8 +107,8 @@ bench-sessions:
 	$(CARGO) bench --bench sessions
 
 # Uploads beside the same bytes appended and synced, and reading them by range.
-bench-media:
-	$(CARGO) bench --bench media
+bench-columns:
+	$(CARGO) bench --bench columns
 
 # Goodput, leases and recovery with ten times the connections that reach the peak.
 bench-overload:

@@ -1,7 +1,7 @@
 //! What columns cost: a batch of a mixture of experts with the experts of its tokens, uploaded and read back, whole and as the
 //! eighth of the layers that one of eight ranks needs, beside the same bytes appended to a file and synced part by part.
 //!
-//! Service and clients are processes and tasks of one machine. `make bench NAME=media` prints a table; nothing is
+//! Service and clients are processes and tasks of one machine. `make bench NAME=columns` prints a table; nothing is
 //! asserted.
 
 #[path = "common/process.rs"]
@@ -32,7 +32,7 @@ async fn main() -> anyhow::Result<()> {
     forebay_client::install_tls_provider();
     let folder = tempfile::tempdir()?;
     let mut out = std::io::stdout();
-    let service = Arc::new(Service::start(folder.path(), "media", "").await?);
+    let service = Arc::new(Service::start(folder.path(), "columns", "").await?);
     let call = async |request: reqwest::RequestBuilder, body: Value| {
         anyhow::Ok(request.json(&body).send().await?.error_for_status()?.json::<Value>().await?)
     };
@@ -45,9 +45,10 @@ async fn main() -> anyhow::Result<()> {
         let bytes: Vec<_> = (0..UPLOADS).map(|upload| bytes::Bytes::from(noise(round * UPLOADS + upload))).collect();
         let digests: Vec<_> = bytes.iter().map(|bytes| blake3::hash(bytes).to_hex().to_string()).collect();
         appended.push(append(folder.path(), &bytes)?);
-        let puts = bytes.iter().zip(&digests).map(|(bytes, digest)| {
-            service.http.put(format!("{}/columns/{digest}", service.url)).body(bytes.clone())
-        });
+        let puts = bytes
+            .iter()
+            .zip(&digests)
+            .map(|(bytes, digest)| service.http.put(format!("{}/columns/{digest}", service.url)).body(bytes.clone()));
         stored.push(timed(puts.collect(), BYTES).await?);
         for digest in &digests {
             let columns = json!({"experts": {"digest": digest, "bytes": BYTES}});
@@ -56,7 +57,8 @@ async fn main() -> anyhow::Result<()> {
             call(service.http.post(format!("{}/trajectories", service.url)), rollout).await?;
         }
         let batch = call(service.http.post(format!("{}/batches", service.url)), json!({})).await?;
-        let samples = format!("{}/batches/{}/samples?messages=false&columns=experts", service.url, text(&batch, "batch_id"));
+        let samples =
+            format!("{}/batches/{}/samples?messages=false&columns=experts", service.url, text(&batch, "batch_id"));
         let get = |url: String| service.http.get(url).header("accept", forebay_wire::ARROW_STREAM);
         let rate;
         (answer_bytes, rate) = received(get(samples.clone())).await?;
@@ -68,7 +70,10 @@ async fn main() -> anyhow::Result<()> {
         call(service.http.post(ack), json!({"lease": batch["lease"], "step": round + 1})).await?;
     }
     let [stored, appended, read, eighth] = [stored, appended, read, eighth].map(median);
-    writeln!(out, "{UPLOADS} rollouts of {BYTES} bytes each, uploaded {CLIENTS} at a time; medians of {ROUNDS} rounds")?;
+    writeln!(
+        out,
+        "{UPLOADS} rollouts of {BYTES} bytes each, uploaded {CLIENTS} at a time; medians of {ROUNDS} rounds"
+    )?;
     writeln!(out, "| | MB/s | of appended and synced |\n|---|---|---|")?;
     for (what, rate) in [
         ("appended to a file, synced every 4 MiB", appended),

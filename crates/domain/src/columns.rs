@@ -15,6 +15,9 @@ use crate::{
 /// The most columns of a policy, and of a segment.
 pub const COLUMNS_MAX: usize = 32;
 
+/// The most columns of all segments of a rollout: each is looked up when it is stored.
+pub const UPLOADS_MAX: usize = 4_096;
+
 /// The most bytes of an upload of a column.
 pub const COLUMN_BYTES_MAX: u64 = 4 << 30;
 

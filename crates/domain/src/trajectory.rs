@@ -15,7 +15,7 @@ use forebay_wire::{self as wire, Requirement, Retries, Sampling, Segment, Status
 use serde_json::value::RawValue;
 
 use crate::{
-    columns::{PostedColumn, SegmentShape},
+    columns::{PostedColumn, SegmentShape, UPLOADS_MAX},
     credit::{self, Turn},
     evals::Evaluates,
     formats::{
@@ -268,6 +268,9 @@ impl Trajectory {
         let metadata = found.json("/metadata", sent.metadata.as_deref(), limits.metadata_bytes_max, JsonKind::Object);
         let mut media = sent.messages.as_deref().map_or_else(Vec::new, |messages| media::named_in(messages.get()));
         add_spans(&mut media, &sent.segments);
+        let uploads: usize = sent.segments.iter().map(|segment| segment.columns.len()).sum();
+        let most = format!("must name at most {UPLOADS_MAX} columns, names {uploads}");
+        found.require(uploads <= UPLOADS_MAX, "/segments", &most);
         let most = format!("must name at most {} media", media::NAMED_MAX);
         found.require(media.len() <= media::NAMED_MAX, "/messages", &most);
         if !found.0.is_empty() {

@@ -409,36 +409,29 @@ pub(super) async fn lock_named(
 /// Notes which rollouts name which blobs.
 pub(super) async fn name(tx: &mut Tx<'_>, uses: &[(RolloutPk, NamedBlob)], now: Timestamp) -> Result<(), StoreError> {
     static INSERT_USES: InsertRows = InsertRows::new("insert_uses", "blob_use", "rollout_pk, blob_pk, kept");
-    // In the order of their keys, as all who lock several.
+    // In the order of their keys, as all who lock several. What rollouts give back early would else stay for a day, and that is
+    // where the bytes are; a PUT asks for a day anew.
     const KEEP_NAMED: Statement = Statement {
         sqlite: "-- keep_named
             UPDATE blob
-            SET expires_us = NULL, was_named = 1
-            WHERE blob_pk IN (SELECT value FROM json_each($1)) AND expires_us IS NOT NULL",
+            SET expires_us = NULL, was_named = 1,
+                kept_until_us = CASE
+                    WHEN blob_pk IN (SELECT value FROM json_each($2)) THEN MIN(kept_until_us, $3)
+                    ELSE kept_until_us
+                END
+            WHERE blob_pk IN (SELECT value FROM json_each($1))
+                AND (expires_us IS NOT NULL OR blob_pk IN (SELECT value FROM json_each($2)))",
         postgres: "-- keep_named
             UPDATE blob
-            SET expires_us = NULL, was_named = 1
+            SET expires_us = NULL, was_named = 1,
+                kept_until_us = CASE
+                    WHEN blob_pk = ANY ($2::bigint[]) THEN LEAST(kept_until_us, CAST($3 AS BIGINT))
+                    ELSE kept_until_us
+                END
             WHERE blob_pk = ANY (ARRAY(
                 SELECT blob_pk
                 FROM blob
-                WHERE blob_pk = ANY ($1::bigint[]) AND expires_us IS NOT NULL
-                ORDER BY blob_pk
-                FOR NO KEY UPDATE
-            ))",
-    };
-    // What rollouts give back early would else stay for a day, and that is where the bytes are. A PUT asks for a day anew.
-    const KEEP_NO_LONGER: Statement = Statement {
-        sqlite: "-- keep_no_longer
-            UPDATE blob
-            SET kept_until_us = $2
-            WHERE blob_pk IN (SELECT value FROM json_each($1))",
-        postgres: "-- keep_no_longer
-            UPDATE blob
-            SET kept_until_us = $2
-            WHERE blob_pk = ANY (ARRAY(
-                SELECT blob_pk
-                FROM blob
-                WHERE blob_pk = ANY ($1::bigint[])
+                WHERE blob_pk = ANY ($1::bigint[]) AND (expires_us IS NOT NULL OR blob_pk = ANY ($2::bigint[]))
                 ORDER BY blob_pk
                 FOR NO KEY UPDATE
             ))",
@@ -449,14 +442,12 @@ pub(super) async fn name(tx: &mut Tx<'_>, uses: &[(RolloutPk, NamedBlob)], now: 
     INSERT_USES
         .run(tx, uses.iter().map(|(rollout, named)| args![*rollout, named.blob_pk.0, named.kept.code()]).collect())
         .await?;
-    let blobs: BTreeSet<i64> = uses.iter().map(|(_, named)| named.blob_pk.0).collect();
-    tx.execute(KEEP_NAMED, args![key_list(blobs)]).await?;
-    let early = uses.iter().filter(|(_, named)| named.kept < Kept::Rollout).map(|(_, named)| named.blob_pk.0);
-    let early: BTreeSet<i64> = early.collect();
-    if early.is_empty() {
-        return Ok(());
-    }
-    tx.execute(KEEP_NO_LONGER, args![key_list(early), now]).await.map(drop)
+    let keys = |uses: &mut dyn Iterator<Item = &(RolloutPk, NamedBlob)>| {
+        key_list(uses.map(|(_, named)| named.blob_pk.0).collect::<BTreeSet<i64>>())
+    };
+    let all = keys(&mut uses.iter());
+    let early = keys(&mut uses.iter().filter(|(_, named)| named.kept < Kept::Rollout));
+    tx.execute(KEEP_NAMED, args![all, early, now]).await.map(drop)
 }
 
 /// Gives back the columns that the rollouts of a batch keep until it is acked, and those that they keep until it is settled

@@ -9,6 +9,7 @@ use std::{
 };
 
 use arrow_array::RecordBatch;
+use arrow_schema::ArrowError;
 use axum::{
     body::Body,
     http::{HeaderMap, HeaderValue, StatusCode, header},
@@ -218,7 +219,7 @@ impl Sending {
     async fn read_page(&mut self) -> Result<(), Failure> {
         let cost = self.reader.next_page_bytes().await?.saturating_mul(PAGE_COPIES);
         let (budget, cost) = (&self.api.budgets.samples, usize::try_from(cost).unwrap_or(usize::MAX));
-        let mut share = if std::mem::take(&mut self.is_first) {
+        let share = if std::mem::take(&mut self.is_first) {
             budget.wait_at_most(FIRST_PAGE_WAIT, cost).await?
         } else {
             budget.wait_for(cost).await
@@ -229,16 +230,17 @@ impl Sending {
             return Ok(());
         };
         let columns = Arc::clone(&self.columns);
+        // The share is where the memory is, also if the reader goes away meanwhile.
         let make = move || {
             let mut batches = Vec::new();
             while let Some(block) = page.next_block() {
                 let cells = cells(&columns, &block.rows);
                 batches.extend(divide(&columns, arrow::samples(block)?, cells));
             }
-            Ok::<_, arrow_schema::ArrowError>(batches)
+            Ok::<_, ArrowError>((batches, share))
         };
-        let batches = tokio::task::spawn_blocking(make).await.map_err(|_| stopped())?;
-        let batches = batches.map_err(not_written)?;
+        let made = tokio::task::spawn_blocking(make).await.map_err(|_| stopped())?;
+        let (batches, mut share) = made.map_err(not_written)?;
         let found = self.find(&batches).await?;
         let columns = Arc::clone(&self.columns);
         let heads = tokio::task::spawn_blocking(move || {
@@ -247,11 +249,11 @@ impl Sending {
                     columns.iter().zip(&batch.cells).map(|(column, cells)| lengths(column, cells)).collect();
                 uploads::head(&batch.samples, &lengths).map(|head| (head, batch.cells))
             };
-            batches.into_iter().map(written).collect::<Result<Vec<_>, _>>()
+            let heads = batches.into_iter().map(written).collect::<Result<Vec<_>, _>>()?;
+            share.shrink(heads.iter().flat_map(|(head, _)| &head.frames).map(Bytes::len).sum());
+            Ok::<_, ArrowError>((heads, share))
         });
-        let heads = heads.await.map_err(|_| stopped())?.map_err(not_written)?;
-        let bytes = heads.iter().flat_map(|(head, _)| &head.frames).map(Bytes::len).sum();
-        share.shrink(bytes);
+        let (heads, share) = heads.await.map_err(|_| stopped())?.map_err(not_written)?;
         let share = Arc::new(share);
         for (head, cells) in heads {
             self.parts.extend(head.frames.into_iter().map(|frame| Part::Frame(paid(frame, Arc::clone(&share)))));
@@ -277,7 +279,7 @@ impl Sending {
     }
 }
 
-fn not_written(error: arrow_schema::ArrowError) -> Failure {
+fn not_written(error: ArrowError) -> Failure {
     tracing::error!(error = %error, "writing rows as Arrow failed");
     Failure::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "The rows cannot be written as Arrow")
         .detail(error.to_string())
