@@ -44,7 +44,7 @@ async fn upload(app: &TestApp, column: &[u8]) -> Value {
 }
 
 /// A member of group `g` with one segment of so many tokens, all but the first of the response.
-fn with_columns(index: usize, tokens: usize, columns: Value) -> Value {
+fn with_columns(index: usize, tokens: usize, columns: &Value) -> Value {
     let segment = json!({"tokens": vec![1; tokens], "loss_mask": vec![1; tokens - 1], "columns": columns});
     with(member("g", index, index as f64), json!({"segments": [segment]}))
 }
@@ -125,11 +125,11 @@ on_both_stores! {
                 columns["kept"] = upload(app, &ragged(&[&[1, 2], &[], &[3], &[-4], &[], &[], &[5], &[6, 7]])).await;
                 columns["entropy"] = upload(app, &bytes(7, 16)).await;
             }
-            app.accept(with_columns(index, tokens, columns)).await;
+            app.accept(with_columns(index, tokens, &columns)).await;
             experts.push(Some(column));
         }
         let kept = upload(app, &ragged(&[&[8], &[9, 10]])).await;
-        app.accept(with_columns(3, 3, json!({"kept": kept}))).await;
+        app.accept(with_columns(3, 3, &json!({"kept": kept}))).await;
         experts.push(None);
 
         let batch = app.lease().await;

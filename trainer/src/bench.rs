@@ -3,7 +3,7 @@
 //! `trainer/bench/eager.py` has the same rows, microbatches, objective and optimizer. The two can be compared on one
 //! machine, and their losses must agree.
 
-use std::{path::PathBuf, time::Instant};
+use std::{collections::BTreeMap, path::PathBuf, time::Instant};
 
 use forebay_client::wire::{Sample, Status, Verdict};
 use serde::Serialize;
@@ -121,6 +121,8 @@ fn samples(count: usize, longer: usize, vocabulary: usize) -> Vec<Sample> {
             let (prompt, response) = ((32 + row * 7 % 64) * longer, response_of(row));
             let id = |t: usize| ((row * 7_919 + t * 104_729) % vocabulary) as i32;
             Sample {
+                columns: BTreeMap::new(),
+                media: Vec::new(),
                 rollout_id: row.to_string(),
                 group_id: (row / 8).to_string(),
                 segment: 0,

@@ -1,3 +1,5 @@
+use std::collections::BTreeMap;
+
 use forebay_client::wire::{Status, Verdict};
 
 use super::*;
@@ -6,6 +8,8 @@ use super::*;
 pub(crate) fn sample(rollout: &str, prompt: usize, mask: &[u8]) -> Sample {
     let logprobs = (0..mask.len()).map(|t| -0.1 * (t as f32 + 1.0)).collect();
     Sample {
+        columns: BTreeMap::new(),
+        media: Vec::new(),
         rollout_id: rollout.to_owned(),
         group_id: "group".to_owned(),
         segment: 0,

@@ -235,12 +235,12 @@ impl Sending {
             let mut batches = Vec::new();
             while let Some(block) = page.next_block() {
                 let cells = cells(&columns, &block.rows);
-                batches.extend(divide(&columns, arrow::samples(block)?, cells));
+                batches.extend(divide(&columns, &arrow::samples(block)?, &cells));
             }
             Ok::<_, ArrowError>((batches, share))
         };
-        let made = tokio::task::spawn_blocking(make).await.map_err(|_| stopped())?;
-        let (batches, mut share) = made.map_err(not_written)?;
+        let written = tokio::task::spawn_blocking(make).await.map_err(|_| stopped())?;
+        let (batches, mut share) = written.map_err(|error| not_written(&error))?;
         let found = self.find(&batches).await?;
         let columns = Arc::clone(&self.columns);
         let heads = tokio::task::spawn_blocking(move || {
@@ -253,7 +253,7 @@ impl Sending {
             share.shrink(heads.iter().flat_map(|(head, _)| &head.frames).map(Bytes::len).sum());
             Ok::<_, ArrowError>((heads, share))
         });
-        let (heads, share) = heads.await.map_err(|_| stopped())?.map_err(not_written)?;
+        let (heads, share) = heads.await.map_err(|_| stopped())?.map_err(|error| not_written(&error))?;
         let share = Arc::new(share);
         for (head, cells) in heads {
             self.parts.extend(head.frames.into_iter().map(|frame| Part::Frame(paid(frame, Arc::clone(&share)))));
@@ -279,7 +279,7 @@ impl Sending {
     }
 }
 
-fn not_written(error: ArrowError) -> Failure {
+fn not_written(error: &ArrowError) -> Failure {
     tracing::error!(error = %error, "writing rows as Arrow failed");
     Failure::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "The rows cannot be written as Arrow")
         .detail(error.to_string())
@@ -330,14 +330,14 @@ struct Batch {
 }
 
 /// Divides a record batch into some of which each has columns of [`BATCH_BYTES`], or one row.
-fn divide(columns: &[Column], samples: RecordBatch, cells: Vec<Vec<Option<Cell>>>) -> Vec<Batch> {
+fn divide(columns: &[Column], samples: &RecordBatch, cells: &[Vec<Option<Cell>>]) -> Vec<Batch> {
     let bytes = |row: usize| {
         let of = |(column, cells): (&Column, &Vec<Option<Cell>>)| {
             let cell = cells[row].as_ref()?;
             let sent = cell.rows * (column.slice.end - column.slice.start);
             Some(if column.rule.ragged { cell.bytes } else { sent })
         };
-        columns.iter().zip(&cells).filter_map(of).sum::<u64>()
+        columns.iter().zip(cells).filter_map(of).sum::<u64>()
     };
     let (mut batches, mut first, mut sum) = (Vec::new(), 0, 0);
     for row in 0..=samples.num_rows() {
@@ -418,7 +418,7 @@ impl Change {
         match self {
             Self::None => Ok(frames),
             Self::Slice { row, slice, at } => {
-                Ok(frames.into_iter().map(|frame| sliced(frame, *row, slice, at)).collect())
+                Ok(frames.into_iter().map(|frame| sliced(&frame, *row, slice, at)).collect())
             }
             Self::Offsets { base, numbers, last, is_first } => {
                 let mut changed = Vec::with_capacity(frames.len());
@@ -445,7 +445,7 @@ impl Change {
 }
 
 /// The wanted bytes of the rows in a frame that begins with byte `at` of them.
-fn sliced(frame: Bytes, row: u64, slice: &Range<u64>, at: &mut u64) -> Bytes {
+fn sliced(frame: &[u8], row: u64, slice: &Range<u64>, at: &mut u64) -> Bytes {
     let (begin, end) = (*at, *at + frame.len() as u64);
     *at = end;
     let width = (slice.end - slice.start) as usize;

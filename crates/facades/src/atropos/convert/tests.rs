@@ -26,6 +26,8 @@ fn converted(body: &Value) -> Vec<Trajectory> {
 fn sample(rollout: Trajectory) -> Sample {
     let segment = rollout.segments.into_iter().next();
     Sample {
+        columns: BTreeMap::new(),
+        media: Vec::new(),
         rollout_id: rollout.rollout_id.unwrap_or_default(),
         group_id: rollout.group_id.unwrap_or_default(),
         segment: 0,
