@@ -1646,9 +1646,9 @@ class PolicyRules:
     """How trajectories of a policy are filtered, grouped, batched and kept. Omitted keys take their defaults.
 
     When rules are replaced, these stay fixed for a group from the arrival of its first rollout: `require`, `filter`,
-    `group`, `advantage`, `sessions.retries` of posted turns, `retention.dropped_s` of what is dropped or discarded, and
-    `retention.tombstone_s` of what is purged. All other rules, including `staleness`, apply to all groups from the next
-    request on.
+    `group`, `columns`, `advantage`, `sessions.retries` of posted turns, `retention.dropped_s` of what is dropped or
+    discarded, and `retention.tombstone_s` of what is purged. All other rules, including `staleness`, apply to all
+    groups from the next request on.
     """
 
     require: list[Requirement] = field(default_factory=lambda: ["tokens"])

@@ -201,11 +201,14 @@ fn read(body: &[u8]) -> Vec<Value> {
         rows.extend((0..batch.num_rows()).map(|row| {
             let field = |(field, array): (&Arc<Field>, &ArrayRef)| {
                 let value = cell(array, row);
-                let is_json = matches!(field.name().as_str(), "messages" | "metadata") && !value.is_null();
+                let is_json = matches!(field.name().as_str(), "messages" | "metadata" | "media") && !value.is_null();
                 let value = if is_json { serde_json::from_str(text(&value)).expect("JSON as sent") } else { value };
                 (field.name().clone(), value)
             };
-            batch.schema_ref().fields().iter().zip(batch.columns()).map(field).collect::<Value>()
+            // Rows of JSON do not have this field where no medium stands.
+            let is_there = |(name, value): &(String, Value)| name != "media" || !value.is_null();
+            let fields = batch.schema_ref().fields().iter().zip(batch.columns()).map(field);
+            fields.filter(is_there).collect::<Value>()
         }));
     }
     rows

@@ -8,7 +8,7 @@ use arrow_buffer::Buffer;
 use arrow_ipc::reader::StreamDecoder;
 use serde_json::{Value, json};
 
-use crate::support::{Answer, TestApp, http, member, on_both_stores, text, with};
+use crate::support::{Answer, TestApp, http, member, on_both_stores, rollout, text, with};
 
 const ARROW: &str = "application/vnd.apache.arrow.stream";
 
@@ -154,10 +154,10 @@ on_both_stores! {
         assert_eq!(cells(&read, "column.experts"), expected);
         assert_eq!(read[0].schema().field_with_name("column.experts").expect("it was asked for").metadata()["shape"], "[3,4]");
 
-        // Shards have the columns of their rows.
+        // Shards have the columns of their rows, and some have no rows.
         let mut of_shards = Vec::new();
-        for shard in 0..2 {
-            let read = record_batches(app, &batch, &format!("columns=experts&shard={shard}&shards=2")).await;
+        for shard in 0..6 {
+            let read = record_batches(app, &batch, &format!("columns=experts&shard={shard}&shards=6")).await;
             of_shards.extend(cells(&read, "column.experts"));
         }
         of_shards.sort();
@@ -211,6 +211,8 @@ on_both_stores! {
         }
         post(json!({"experts": experts})).await.expect(201);
         assert_eq!(post(json!({"experts": experts})).await.expect(200)["duplicate"], true);
+        let evaluated = json!({"rollout_id": "e", "purpose": "eval", "suite": "s"});
+        app.accept(with(rollout("e", 1.0), evaluated)).await;
         let other = upload(app, &bytes(2, 12)).await;
         post(json!({"experts": other})).await.refused(409, "rollout-conflict");
         let rules = json!({"columns": {"experts": {"dtype": "u8", "shape": [1_024, 1_024]}}});

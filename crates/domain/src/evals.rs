@@ -93,6 +93,7 @@ pub fn rules(trained: &PolicyRules) -> PolicyRules {
     rules.backlog.max_ready_rollouts = trained.admissions.eval;
     rules.retention.dropped_s = trained.retention.evaluated_s;
     rules.sessions.teacher = None;
+    rules.columns.values_mut().for_each(|rule| rule.required = false);
     // What a whole group is leased for is leased for each rollout, which is a group of its own.
     rules.filter = vec![FilterRule {
         name: reasons::EVALUATED.to_owned(),

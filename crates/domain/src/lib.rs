@@ -20,8 +20,7 @@
 //!
 //! - [`rules`]: the rules of a policy and the filters in them; [`policies`]: a policy as it is stored.
 //! - [`formats`]: what is stored and hashed: payloads, canonical content, seals. [`blobs`]: bytes that rollouts name by their
-//!   digest, as messages name [`media`]
-//!   and segments name [`columns`].
+//!   digest, as messages name [`media`] and segments name [`columns`].
 //! - [`states`]: the states of groups, batches and rollouts, and who changes them; [`tally`]: how many there are of each;
 //!   [`reasons`]: why they ended there.
 //! - [`access`]: keys, and which policies they may access.

@@ -5,7 +5,7 @@
 //! Pages are bounded by their expanded size, and all readers share a budget of bytes. The seals of the rows' columns
 //! are checked as well (`formats::seal` of the domain).
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, sync::Arc};
 
 use forebay_domain::{
     formats::payload::Damaged,
@@ -13,6 +13,7 @@ use forebay_domain::{
     lease::Batch,
     peers::Awaited,
     refusal::Refusal,
+    rules::Rules,
     samples::{
         BatchMember, Part, checked,
         page::{self, Block, DamagedMember, Page, StoredPart},
@@ -34,6 +35,8 @@ use crate::{Buffer, error::BufferError, payloads, waiting::replicas};
 pub struct SampleReader {
     buffer: Buffer,
     batch: Batch,
+    /// The rules of its groups, also of those that are not in the shard.
+    rules: Vec<Arc<Rules>>,
     members: Members<Part>,
 }
 
@@ -54,11 +57,13 @@ impl Buffer {
     pub async fn samples(&self, batch_id: BatchId, shard: Option<Shard>) -> Result<SampleReader, BufferError> {
         let batch = self.batch(batch_id).await?;
         let members = members(self, &batch).await?;
+        let mut rules: Vec<Arc<Rules>> = members.iter().map(|member| Arc::clone(&member.rules)).collect();
+        rules.dedup_by(|next, before| Arc::ptr_eq(next, before));
         let parts: Vec<Part> = match shard {
             None => members.into_iter().map(|member| Part { member, wanted: None }).collect(),
             Some(shard) => parts_of(shard, members),
         };
-        Ok(SampleReader { buffer: self.clone(), batch, members: parts.into() })
+        Ok(SampleReader { buffer: self.clone(), batch, rules, members: parts.into() })
     }
 }
 
@@ -186,7 +191,7 @@ impl SampleReader {
 
     /// How the groups declare a column that the caller asked for.
     pub fn column(&self, name: &str) -> Result<ColumnRule, Refusal> {
-        let mut rules = self.members.as_slice().iter().filter_map(|part| part.member.rules.columns.get(name));
+        let mut rules = self.rules.iter().filter_map(|rules| rules.columns.get(name));
         let Some(first) = rules.next() else {
             return Err(Refusal::invalid("columns", format!("`{name}` is declared by no group of the batch")));
         };
