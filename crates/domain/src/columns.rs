@@ -110,7 +110,8 @@ fn fits(rule: &ColumnRule, rows: u64, bytes: u64) -> bool {
     let row_bytes = row_bytes(rule);
     if rule.ragged {
         let numbers = bytes.checked_sub((rows + 1) * OFFSET_BYTES);
-        return numbers.is_some_and(|numbers| numbers.is_multiple_of(row_bytes));
+        // Arrow counts them with 31 bits.
+        return numbers.is_some_and(|bytes| bytes.is_multiple_of(row_bytes) && bytes / row_bytes <= i32::MAX as u64);
     }
     rows.checked_mul(row_bytes) == Some(bytes)
 }

@@ -493,6 +493,9 @@ async fn pass_time(url: &str) {
         }
     }
     let acked = brief.lease().await;
+    let mut late = member("acked", 2, 0.0);
+    late["segments"][0]["columns"] = json!({"experts": {"digest": column, "bytes": 2}});
+    brief.accept(late).await;
     let samples = format!("{url}{}?columns=experts", text(&acked["samples_url"]));
     let samples = brief.http.get(samples).header("accept", "application/vnd.apache.arrow.stream").send().await;
     assert!(samples.expect("the service answers").status().is_success());

@@ -1,16 +1,15 @@
 //! Reads uploads part by part, for answers that are never in memory as a whole.
 
-use std::{ops::Range, sync::Arc};
+use std::ops::Range;
 
 use bytes::Bytes;
-use forebay_bounds::budget::Share;
 use forebay_domain::{
     blobs::{self, PART_BYTES, PIECE_BYTES},
     refusal::Refusal,
 };
 use forebay_service::blobs::FoundBlob;
 
-use super::{pages::FIRST_PAGE_WAIT, problem::Failure};
+use super::problem::Failure;
 use crate::Api;
 
 /// Bytes of an upload that are still to be sent.
@@ -18,22 +17,23 @@ pub(crate) struct Reading {
     pub(crate) api: Api,
     pub(crate) found: FoundBlob,
     pub(crate) wanted: Range<u64>,
-    pub(crate) is_first: bool,
 }
 
 impl Reading {
-    /// Reads and checks the next part, and returns what pays for it until it is written.
-    pub(crate) async fn next(&mut self) -> Result<(Vec<Bytes>, Arc<Share>), Failure> {
+    fn next_pieces(&self) -> Range<u64> {
         let first = self.wanted.start / PIECE_BYTES;
-        let pieces = first..(first + PART_BYTES / PIECE_BYTES).min(blobs::pieces(self.wanted.end));
-        let bytes = ((pieces.end * PIECE_BYTES).min(self.found.blob.bytes) - pieces.start * PIECE_BYTES) as usize;
-        let budget = &self.api.budgets.samples;
-        // Who has got the first part waits for the others, as readers of samples do.
-        let share = if std::mem::take(&mut self.is_first) {
-            budget.wait_at_most(FIRST_PAGE_WAIT, bytes).await?
-        } else {
-            budget.wait_for(bytes).await
-        };
+        first..(first + PART_BYTES / PIECE_BYTES).min(blobs::pieces(self.wanted.end))
+    }
+
+    /// The bytes that the next part takes in memory: at most [`PART_BYTES`].
+    pub(crate) fn next_bytes(&self) -> usize {
+        let pieces = self.next_pieces();
+        ((pieces.end * PIECE_BYTES).min(self.found.blob.bytes) - pieces.start * PIECE_BYTES) as usize
+    }
+
+    /// Reads and checks the next part. The caller has paid for it.
+    pub(crate) async fn next(&mut self) -> Result<Vec<Bytes>, Failure> {
+        let pieces = self.next_pieces();
         let read = self.api.buffer.pieces(&self.found, pieces.clone()).await?;
         let read = read.ok_or(Refusal::Unknown("the upload"))?;
         let frames = pieces.clone().zip(read).map(|(index, piece)| {
@@ -44,6 +44,6 @@ impl Reading {
         });
         let frames = frames.collect();
         self.wanted.start = (pieces.end * PIECE_BYTES).min(self.wanted.end);
-        Ok((frames, Arc::new(share)))
+        Ok(frames)
     }
 }

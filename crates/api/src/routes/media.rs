@@ -33,6 +33,7 @@ use crate::{
         body::{self, ReadBody},
         budgets::IsPaid,
         guard::{Caller, owner},
+        pages::FIRST_PAGE_WAIT,
         params::{self, DigestPath},
         problem::Failure,
         uploads::Reading,
@@ -467,14 +468,14 @@ pub(crate) async fn get(
     if method == Method::HEAD {
         return Ok((status, head).into_response());
     }
-    let mut reading = Reading { api, found, wanted, is_first: true };
+    let mut reading = Reading { api, found, wanted };
     // The first part is read before the head is sent, so that an error can still become a problem document.
-    let first = paid_part(&mut reading).await?;
+    let first = paid_part(&mut reading, true).await?;
     let rest = stream::try_unfold(reading, |mut reading| async move {
         if reading.wanted.is_empty() {
             return Ok(None);
         }
-        match paid_part(&mut reading).await {
+        match paid_part(&mut reading, false).await {
             Ok(frames) => Ok(Some((frames, reading))),
             Err(failure) => {
                 let problem = failure.into_problem();
@@ -493,10 +494,14 @@ pub(crate) async fn get(
     Ok(response)
 }
 
-/// The next part, with what pays for it.
-async fn paid_part(reading: &mut Reading) -> Result<Vec<Bytes>, Failure> {
-    let (frames, share) = reading.next().await?;
-    Ok(frames.into_iter().map(|frame| paid(frame, Arc::clone(&share))).collect())
+/// The next part, paid for until it is written.
+async fn paid_part(reading: &mut Reading, is_first: bool) -> Result<Vec<Bytes>, Failure> {
+    let (budget, bytes) = (&reading.api.budgets.samples, reading.next_bytes());
+    // Who has got the first part waits for the others, as readers of samples do.
+    let share =
+        if is_first { budget.wait_at_most(FIRST_PAGE_WAIT, bytes).await? } else { budget.wait_for(bytes).await };
+    let share = Arc::new(share);
+    Ok(reading.next().await?.into_iter().map(|frame| paid(frame, Arc::clone(&share))).collect())
 }
 
 /// The bytes that a `Range` of bytes asks for; none if there are no such bytes, or it asks for several ranges.

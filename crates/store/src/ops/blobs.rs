@@ -416,7 +416,7 @@ pub(super) async fn name(tx: &mut Tx<'_>, uses: &[(RolloutPk, NamedBlob)], now: 
             UPDATE blob
             SET expires_us = NULL, was_named = 1,
                 kept_until_us = CASE
-                    WHEN blob_pk IN (SELECT value FROM json_each($2)) THEN MIN(kept_until_us, $3)
+                    WHEN was_named = 0 AND blob_pk IN (SELECT value FROM json_each($2)) THEN MIN(kept_until_us, $3)
                     ELSE kept_until_us
                 END
             WHERE blob_pk IN (SELECT value FROM json_each($1))
@@ -425,7 +425,7 @@ pub(super) async fn name(tx: &mut Tx<'_>, uses: &[(RolloutPk, NamedBlob)], now: 
             UPDATE blob
             SET expires_us = NULL, was_named = 1,
                 kept_until_us = CASE
-                    WHEN blob_pk = ANY ($2::bigint[]) THEN LEAST(kept_until_us, CAST($3 AS BIGINT))
+                    WHEN was_named = 0 AND blob_pk = ANY ($2::bigint[]) THEN LEAST(kept_until_us, CAST($3 AS BIGINT))
                     ELSE kept_until_us
                 END
             WHERE blob_pk = ANY (ARRAY(
@@ -448,6 +448,31 @@ pub(super) async fn name(tx: &mut Tx<'_>, uses: &[(RolloutPk, NamedBlob)], now: 
     let all = keys(&mut uses.iter());
     let early = keys(&mut uses.iter().filter(|(_, named)| named.kept < Kept::Rollout));
     tx.execute(KEEP_NAMED, args![all, early, now]).await.map(drop)
+}
+
+/// Notes that rollouts named blobs that they do not keep, because they are dropped: such blobs take no room of uploads that
+/// nobody has named.
+pub(super) async fn name_in_passing(tx: &mut Tx<'_>, named: BTreeSet<i64>) -> Result<(), StoreError> {
+    const PASS_NAMED: Statement = Statement {
+        sqlite: "-- pass_named
+            UPDATE blob
+            SET was_named = 1
+            WHERE blob_pk IN (SELECT value FROM json_each($1)) AND was_named = 0",
+        postgres: "-- pass_named
+            UPDATE blob
+            SET was_named = 1
+            WHERE blob_pk = ANY (ARRAY(
+                SELECT blob_pk
+                FROM blob
+                WHERE blob_pk = ANY ($1::bigint[]) AND was_named = 0
+                ORDER BY blob_pk
+                FOR NO KEY UPDATE
+            ))",
+    };
+    if named.is_empty() {
+        return Ok(());
+    }
+    tx.execute(PASS_NAMED, args![key_list(named)]).await.map(drop)
 }
 
 /// Gives back the columns that the rollouts of a batch keep until it is acked, and those that they keep until it is settled

@@ -16,8 +16,12 @@ use axum::{
     response::{IntoResponse as _, Response},
 };
 use bytes::Bytes;
-use forebay_bounds::{budget::paid, work};
+use forebay_bounds::{
+    budget::{Share, paid},
+    work,
+};
 use forebay_domain::{
+    blobs::PART_BYTES,
     columns::{self, OFFSET_BYTES},
     ids::BlobDigest,
     refusal::Refusal,
@@ -27,6 +31,7 @@ use forebay_service::{blobs::FoundBlob, error::BufferError};
 use forebay_store::error::StoreError;
 use forebay_wire::{ARROW_STREAM, ColumnRetention, ColumnRule, ColumnUpload};
 use futures::{StreamExt as _, stream};
+use tokio::sync::Semaphore;
 
 use super::RowReader;
 use crate::{
@@ -48,6 +53,13 @@ const BATCH_BYTES: u64 = 32 << 20;
 
 /// How many times a page is held: as stored, unpacked, as rows, and as a response.
 const PAGE_COPIES: u64 = 4;
+
+/// How many parts of uploads are in memory: one that is written, and one that is read meanwhile.
+const PARTS: usize = 2;
+
+/// What a page takes for them. A reader that holds a page must not wait for the budget, because others may wait for its
+/// bytes. So a page is paid for together with its parts, and a part waits only for those before it to be written.
+const PARTS_BYTES: u64 = PARTS as u64 * PART_BYTES;
 
 /// Which columns a reader wants.
 #[derive(Debug, Default)]
@@ -154,6 +166,10 @@ struct Sending {
     reader: RowReader,
     columns: Arc<Vec<Column>>,
     parts: VecDeque<Part>,
+    /// What pays for the page and for its parts.
+    share: Option<Arc<Share>>,
+    /// Which of the parts are not in memory.
+    free: Arc<Semaphore>,
     is_first: bool,
     ended: bool,
 }
@@ -164,8 +180,16 @@ pub(super) async fn respond(api: &Api, reader: RowReader, asked: &Asked) -> Resu
     let columns: Vec<Column> = asked.names.iter().map(column).collect::<Result<_, _>>()?;
     let sent: Vec<UploadColumn> = columns.iter().map(|column| column.sent.clone()).collect();
     let parts = [Part::Frame(uploads::beginning(&sent))].into();
-    let mut sending =
-        Sending { api: api.clone(), reader, columns: Arc::new(columns), parts, is_first: true, ended: false };
+    let mut sending = Sending {
+        api: api.clone(),
+        reader,
+        columns: Arc::new(columns),
+        parts,
+        share: None,
+        free: Arc::new(Semaphore::new(PARTS)),
+        is_first: true,
+        ended: false,
+    };
     // The first page is read before the head is sent, so that an error can still become a problem document.
     sending.read_page().await?;
     let frames = stream::try_unfold(sending, |mut sending| async move {
@@ -196,7 +220,9 @@ impl Sending {
             match self.parts.pop_front() {
                 Some(Part::Frame(frame)) => return Ok(Some(vec![frame])),
                 Some(Part::Upload(mut reading, mut change)) => {
-                    let (frames, share) = reading.next().await?;
+                    let free = Arc::clone(&self.free).acquire_owned().await.map_err(|_| stopped())?;
+                    let held = Arc::new((free, self.share.clone()));
+                    let frames = reading.next().await?;
                     let is_last = reading.wanted.is_empty();
                     let bytes = frames.iter().map(Bytes::len).sum();
                     let frames = work::run(bytes, || change.apply(frames, is_last)).await;
@@ -206,7 +232,7 @@ impl Sending {
                     if !is_last {
                         self.parts.push_front(Part::Upload(reading, change));
                     }
-                    let pay = |frame| paid(frame, Arc::clone(&share));
+                    let pay = |frame| paid(frame, Arc::clone(&held));
                     return Ok(Some(frames.map_err(BufferError::from)?.into_iter().map(pay).collect()));
                 }
                 None if self.ended => return Ok(None),
@@ -217,7 +243,9 @@ impl Sending {
 
     /// Reads the next page, and finds its uploads before any of its bytes are sent.
     async fn read_page(&mut self) -> Result<(), Failure> {
-        let cost = self.reader.next_page_bytes().await?.saturating_mul(PAGE_COPIES);
+        // The page before is written but for the frames that hold its share.
+        self.share = None;
+        let cost = self.reader.next_page_bytes().await?.saturating_mul(PAGE_COPIES).saturating_add(PARTS_BYTES);
         let (budget, cost) = (&self.api.budgets.samples, usize::try_from(cost).unwrap_or(usize::MAX));
         let share = if std::mem::take(&mut self.is_first) {
             budget.wait_at_most(FIRST_PAGE_WAIT, cost).await?
@@ -250,11 +278,13 @@ impl Sending {
                 uploads::head(&batch.samples, &lengths).map(|head| (head, batch.cells))
             };
             let heads = batches.into_iter().map(written).collect::<Result<Vec<_>, _>>()?;
-            share.shrink(heads.iter().flat_map(|(head, _)| &head.frames).map(Bytes::len).sum());
+            let bytes: usize = heads.iter().flat_map(|(head, _)| &head.frames).map(Bytes::len).sum();
+            share.shrink(bytes + PARTS_BYTES as usize);
             Ok::<_, ArrowError>((heads, share))
         });
         let (heads, share) = heads.await.map_err(|_| stopped())?.map_err(|error| not_written(&error))?;
         let share = Arc::new(share);
+        self.share = Some(Arc::clone(&share));
         for (head, cells) in heads {
             self.parts.extend(head.frames.into_iter().map(|frame| Part::Frame(paid(frame, Arc::clone(&share)))));
             for ((column, cells), gap) in self.columns.iter().zip(cells).zip(head.columns) {
@@ -375,12 +405,8 @@ fn put_column(
     gap: uploads::Gap,
     found: &HashMap<BlobDigest, FoundBlob>,
 ) {
-    let reading = |cell: &Cell, wanted: Range<u64>| Reading {
-        api: api.clone(),
-        found: found[&cell.digest].clone(),
-        wanted,
-        is_first: false,
-    };
+    let reading =
+        |cell: &Cell, wanted: Range<u64>| Reading { api: api.clone(), found: found[&cell.digest].clone(), wanted };
     let stored = || cells.iter().flatten();
     parts.push_back(Part::Frame(gap.before));
     if column.rule.ragged {
