@@ -111,7 +111,8 @@ fn fits(rule: &ColumnRule, rows: u64, bytes: u64) -> bool {
     if rule.ragged {
         let numbers = bytes.checked_sub((rows + 1) * OFFSET_BYTES);
         // Arrow counts them with 31 bits.
-        return numbers.is_some_and(|bytes| bytes.is_multiple_of(row_bytes) && bytes / row_bytes <= i32::MAX as u64);
+        return numbers
+            .is_some_and(|bytes| bytes.is_multiple_of(row_bytes) && i32::try_from(bytes / row_bytes).is_ok());
     }
     rows.checked_mul(row_bytes) == Some(bytes)
 }
