@@ -8,19 +8,12 @@ use arrow_buffer::Buffer;
 use arrow_ipc::reader::StreamDecoder;
 use serde_json::{Value, json};
 
-use crate::support::{Answer, TestApp, http, member, on_both_stores, rollout, text, with};
+use crate::{
+    media::bytes,
+    support::{Answer, Backend, TestApp, http, member, on_both_stores, rollout, text, with},
+};
 
 const ARROW: &str = "application/vnd.apache.arrow.stream";
-
-/// Bytes that no part of repeats another.
-fn bytes(seed: u32, length: usize) -> Vec<u8> {
-    let mut state = seed;
-    let mut next = || {
-        state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        (state >> 24) as u8
-    };
-    (0..length).map(|_| next()).collect()
-}
 
 /// A ragged column with these rows.
 fn ragged(rows: &[&[i32]]) -> Vec<u8> {
@@ -220,6 +213,31 @@ on_both_stores! {
         assert_eq!(problem["errors"][0]["pointer"], "/columns/experts/shape");
     }
 
+    async fn columns_of_dropped_rollouts_go_at_once(app: TestApp) {
+        app.rules("default", json!({
+            "columns": {"a": {"dtype": "u8"}},
+            "filter": [{"name": "low", "scope": "rollout", "when": "reward < 0.5", "action": "drop"}],
+        })).await;
+        let columns = [bytes(1, 2), bytes(2, 2)];
+        for (column, reward) in columns.iter().zip([0.0, 1.0]) {
+            let upload = upload(app, column).await;
+            let segment = json!({"tokens": [1, 2, 3], "loss_mask": [1, 1], "columns": {"a": upload}});
+            app.accept(json!({"status": "completed", "reward": reward, "segments": [segment]})).await;
+        }
+        app.pass_s(1.0).await;
+        assert_eq!(app.read_value("SELECT COUNT(*) FROM blob".to_owned()).await, 1);
+        let batch = app.lease().await;
+        assert_eq!(cells(&record_batches(app, &batch, "columns=a").await, "column.a"), [Some(columns[1].clone())]);
+    }
+
+    async fn a_body_that_lacks_everything_has_a_bounded_answer(app: TestApp) {
+        let columns: Value = (0..32).map(|name| (name.to_string(), json!({"dtype": "u8", "required": true}))).collect();
+        app.rules("default", json!({"columns": columns})).await;
+        let segments = vec![json!({"tokens": [1, 2], "loss_mask": [1]}); 100];
+        let problem = app.post("/trajectories", json!({"status": "completed", "reward": 1.0, "segments": segments})).await;
+        assert_eq!(problem.refused(422, "invalid")["errors"].as_array().map(Vec::len), Some(100));
+    }
+
     async fn columns_go_when_their_retention_says(app: TestApp) {
         let rule = |retention: &str| json!({"dtype": "u8", "retention": retention});
         app.rules("default", json!({
@@ -259,4 +277,30 @@ on_both_stores! {
         counts(0).await;
         refused(app, &batch, "columns=r", ARROW).await.refused(410, "purged");
     }
+}
+
+/// A reader that holds a page must not wait for bytes that another one waits for.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn readers_of_columns_do_not_wait_for_each_other() {
+    let app = TestApp::start_with(Backend::Sqlite, "[limits]\nbody_bytes = 1048576\nsamples_bytes = 4194304").await;
+    app.rules(
+        "default",
+        json!({
+            "group": {"size": 3}, "columns": {"wide": {"dtype": "u8", "shape": [1_024, 64]}},
+        }),
+    )
+    .await;
+    // Each is so long that two of them do not share a record batch.
+    let column = bytes(1, 300 << 16);
+    let upload = upload(&app, &column).await;
+    for index in 0..3 {
+        app.accept(with_columns(index, 301, &json!({"wide": upload}))).await;
+    }
+    let batch = app.lease().await;
+    let readers = (0..4).map(|_| record_batches(&app, &batch, "columns=wide"));
+    for read in futures::future::join_all(readers).await {
+        assert_eq!(read.len(), 3);
+        assert!(cells(&read, "column.wide").iter().all(|cell| cell.as_ref() == Some(&column)));
+    }
+    app.finish().await;
 }

@@ -18,7 +18,7 @@ const MIB: usize = 1 << 20;
 const DAY_S: f64 = 86_400.0;
 
 /// Bytes that no part of repeats another, for each seed.
-fn bytes(seed: u32, length: usize) -> Vec<u8> {
+pub(crate) fn bytes(seed: u32, length: usize) -> Vec<u8> {
     let mut state = seed;
     let mut next = || {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);

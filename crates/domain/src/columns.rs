@@ -78,31 +78,38 @@ pub(crate) fn check_rules(rules: &PolicyRules, violations: &mut Vec<Violation>) 
     }
 }
 
-/// What is wrong with the columns of a rollout.
-#[must_use]
-pub fn check(declared: &BTreeMap<String, ColumnRule>, segments: &[SegmentShape]) -> Vec<Violation> {
-    let mut violations = Vec::new();
-    for (index, segment) in segments.iter().enumerate() {
-        let pointer = |name: &str| format!("/segments/{index}/columns/{}", escape(name));
-        for name in segment.columns.keys().filter(|name| !declared.contains_key(*name)) {
+/// What is wrong with the columns of a rollout. It is found one after the other, because a body may have a quarter of a
+/// million segments that lack all columns.
+pub fn check<'a>(
+    declared: &'a BTreeMap<String, ColumnRule>,
+    segments: &'a [SegmentShape],
+) -> impl Iterator<Item = Violation> + 'a {
+    segments.iter().enumerate().flat_map(move |(index, segment)| {
+        let violation = move |name: &str, detail: String| Violation {
+            pointer: format!("/segments/{index}/columns/{}", escape(name)),
+            detail,
+        };
+        let unknown = segment.columns.keys().filter(|name| !declared.contains_key(*name));
+        let unknown = unknown.map(move |name| {
             let detail =
                 format!("is not declared: the rules of the policy need `columns.{name}` with its dtype and shape");
-            violations.push(Violation { pointer: pointer(name), detail });
-        }
-        for (name, rule) in declared {
+            violation(name, detail)
+        });
+        let wrong = declared.iter().filter_map(move |(name, rule)| {
             let rows = rule.rows.count(segment.tokens, segment.response);
-            let found = segment.columns.get(name);
-            let detail = match found {
-                None if rule.required && rows > 0 => format!("is required, with {}", expected(rule, rows)),
-                Some(found) if !fits(rule, rows, found.bytes) => {
-                    format!("has {} bytes, but must have {}", found.bytes, expected(rule, rows))
+            match segment.columns.get(name) {
+                None if rule.required && rows > 0 => {
+                    Some(violation(name, format!("is required, with {}", expected(rule, rows))))
                 }
-                _ => continue,
-            };
-            violations.push(Violation { pointer: pointer(name), detail });
-        }
-    }
-    violations
+                Some(found) if !fits(rule, rows, found.bytes) => {
+                    let detail = format!("has {} bytes, but must have {}", found.bytes, expected(rule, rows));
+                    Some(violation(name, detail))
+                }
+                _ => None,
+            }
+        });
+        unknown.chain(wrong)
+    })
 }
 
 /// Whether a column of so many rows may have so many bytes. An upload has at least one byte, so no rows have none.
@@ -166,8 +173,8 @@ mod tests {
         let segment = SegmentShape { tokens: 10, response: 4, columns: columns.iter().map(posted).collect() };
         let declared = declared.iter().map(|(name, rule)| ((*name).to_owned(), rule.clone())).collect();
         let other = SegmentShape { tokens: 1, ..SegmentShape::default() };
-        let violations = check(&declared, &[other, segment]);
-        violations.into_iter().map(|violation| format!("{} {}", violation.pointer, violation.detail)).collect()
+        let segments = [other, segment];
+        check(&declared, &segments).map(|violation| format!("{} {}", violation.pointer, violation.detail)).collect()
     }
 
     #[test]

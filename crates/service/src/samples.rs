@@ -200,8 +200,7 @@ impl SampleReader {
             return Ok(first.clone());
         }
         let detail = format!(
-            "`{name}` was declared anew while the groups of the batch arrived: read it as NDJSON, which names \
-                              the uploads"
+            "the rules declared `{name}` anew while the groups of the batch arrived: read it as NDJSON, which names the uploads"
         );
         Err(Refusal::invalid("columns", detail))
     }

@@ -20,7 +20,7 @@ use crate::{
     scores::{self, Standing},
     staleness::{TrainedSpan, TrainedVersions, masks},
     states::{GroupState, Verdict},
-    trajectory::ResolvedVersions,
+    trajectory::{ResolvedVersions, VIOLATIONS_MAX},
     warnings::Warning,
 };
 
@@ -182,7 +182,7 @@ pub fn check(rules: &Rules, new: &NewRollout, room: Room, group_size: u32) -> Re
         refuse("/group_id", format!("is needed: groups of policy `{}` have {} rollouts", new.policy, rules.group.size));
     }
     if assembly.is_none() {
-        violations.extend(columns::check(&rules.columns, &facts.shapes));
+        violations.extend(columns::check(&rules.columns, &facts.shapes).take(VIOLATIONS_MAX));
     } else if let Some((name, _)) = rules.columns.iter().find(|(_, rule)| rule.required) {
         let detail =
             format!("policy `{}` requires the column `{name}`, which turns do not have: post segments", new.policy);

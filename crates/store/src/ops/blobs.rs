@@ -343,6 +343,8 @@ pub(super) struct NamedBlob {
     pub(super) blob_pk: BlobPk,
     pub(super) bytes: u64,
     pub(super) kept: Kept,
+    /// Whether it is only named as a column, and not as a medium.
+    pub(super) is_column: bool,
 }
 
 /// How long a rollout keeps a blob, as the table has it.
@@ -400,7 +402,12 @@ pub(super) async fn lock_named(
     let named = |mut row: Row| {
         Ok((
             BlobDigest(row.get("digest")?),
-            NamedBlob { blob_pk: BlobPk(row.get("blob_pk")?), bytes: row.get("bytes")?, kept: Kept::Rollout },
+            NamedBlob {
+                blob_pk: BlobPk(row.get("blob_pk")?),
+                bytes: row.get("bytes")?,
+                kept: Kept::Rollout,
+                is_column: false,
+            },
         ))
     };
     rows.into_iter().map(named).collect()
@@ -450,17 +457,17 @@ pub(super) async fn name(tx: &mut Tx<'_>, uses: &[(RolloutPk, NamedBlob)], now: 
     tx.execute(KEEP_NAMED, args![all, early, now]).await.map(drop)
 }
 
-/// Notes that rollouts named blobs that they do not keep, because they are dropped: such blobs take no room of uploads that
-/// nobody has named.
-pub(super) async fn name_in_passing(tx: &mut Tx<'_>, named: BTreeSet<i64>) -> Result<(), StoreError> {
-    const PASS_NAMED: Statement = Statement {
-        sqlite: "-- pass_named
+/// Notes that rollouts that keep nothing named columns. The columns are due at once, unless somebody has named them before:
+/// they are no uploads that nobody has named, and would else stay for a day without any bound.
+pub(super) async fn name_in_passing(tx: &mut Tx<'_>, columns: BTreeSet<i64>, now: Timestamp) -> Result<(), StoreError> {
+    const NAME_IN_PASSING: Statement = Statement {
+        sqlite: "-- name_in_passing
             UPDATE blob
-            SET was_named = 1
+            SET was_named = 1, kept_until_us = $2, expires_us = $2
             WHERE blob_pk IN (SELECT value FROM json_each($1)) AND was_named = 0",
-        postgres: "-- pass_named
+        postgres: "-- name_in_passing
             UPDATE blob
-            SET was_named = 1
+            SET was_named = 1, kept_until_us = $2, expires_us = $2
             WHERE blob_pk = ANY (ARRAY(
                 SELECT blob_pk
                 FROM blob
@@ -469,21 +476,20 @@ pub(super) async fn name_in_passing(tx: &mut Tx<'_>, named: BTreeSet<i64>) -> Re
                 FOR NO KEY UPDATE
             ))",
     };
-    if named.is_empty() {
+    if columns.is_empty() {
         return Ok(());
     }
-    tx.execute(PASS_NAMED, args![key_list(named)]).await.map(drop)
+    tx.execute(NAME_IN_PASSING, args![key_list(columns), now]).await.map(drop)
 }
 
 /// Gives back the columns that the rollouts of a batch keep until it is acked, and those that they keep until it is settled
-/// if it is.
+/// if it is. Returns them: they are to expire when the transaction has locked all groups, as ingest has it.
 pub(super) async fn release_columns(
     tx: &mut Tx<'_>,
     rules: &Rules,
     batch: BatchPk,
     is_settled: bool,
-    now: Timestamp,
-) -> Result<(), StoreError> {
+) -> Result<BTreeSet<i64>, StoreError> {
     // Rollouts that are not delivered keep theirs as long as their payloads.
     const DELETE_COLUMN_USES: Statement = Statement::new(
         "-- delete_column_uses
@@ -506,7 +512,7 @@ pub(super) async fn release_columns(
         WHERE batch_pk = $1",
     );
     if rules.columns.values().all(|rule| rule.retention == ColumnRetention::Rollout) {
-        return Ok(());
+        return Ok(BTreeSet::new());
     }
     let kept = if is_settled { Kept::Settled } else { Kept::Ack };
     let (mut blobs, mut total) = (BTreeSet::new(), 0);
@@ -524,7 +530,7 @@ pub(super) async fn release_columns(
     if total > 0 {
         tx.guarded(SHRINK_BATCH, args![batch, total], 1).await?;
     }
-    expire(tx, blobs, now).await
+    Ok(blobs)
 }
 
 /// Notes that rollouts name no blobs any more, because their payloads are gone.
@@ -547,7 +553,7 @@ pub(super) async fn release(tx: &mut Tx<'_>, rollouts: Vec<i64>, now: Timestamp)
 }
 
 /// Makes blobs due that rollouts have given back. The sweep finds out whether others name them.
-async fn expire(tx: &mut Tx<'_>, blobs: BTreeSet<i64>, now: Timestamp) -> Result<(), StoreError> {
+pub(super) async fn expire(tx: &mut Tx<'_>, blobs: BTreeSet<i64>, now: Timestamp) -> Result<(), StoreError> {
     const EXPIRE_RELEASED: Statement = Statement {
         sqlite: "-- expire_released
             UPDATE blob

@@ -135,7 +135,8 @@ pub(super) async fn train(
     tx.tallies().add(policy.policy_pk, Tally::AckedRollouts, i64::from(batch.rollouts));
     steps::log(tx, policy, batch, step, now).await?;
     batch::schedule_purge(tx, batch.batch_pk, Some(now.plus_seconds(kept_s))).await?;
-    blobs::release_columns(tx, &policy.rules, batch.batch_pk, settle == Settle::Ack, now).await?;
+    let columns = blobs::release_columns(tx, &policy.rules, batch.batch_pk, settle == Settle::Ack).await?;
+    blobs::expire(tx, columns, now).await?;
     let last = policy.acked_step.map_or(step, |acked| acked.max(step));
     tx.guarded(SET_ACKED_STEP, args![policy.policy_pk, last], 1).await
 }

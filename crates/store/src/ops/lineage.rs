@@ -13,7 +13,7 @@ use forebay_domain::{
     tally::LeaseEvent,
 };
 use forebay_wire::Settle;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::{
     admission,
@@ -66,12 +66,14 @@ async fn settle(tx: &mut Tx<'_>, policy: &Policy, step: Step, now: Timestamp) ->
     const SELECT_SETTLED: Statement = select_batches!("-- select_settled", "state = 'trained' AND step <= $3");
     let batches = batch_keys(tx, SELECT_SETTLED, args![policy.policy_pk, policy.run, step]).await?;
     let purge_at = now.plus_seconds(policy.rules.retention.settled_s);
+    let mut columns = BTreeSet::new();
     for &batch_pk in &batches {
         set_settled(tx, batch_pk).await?;
-        blobs::release_columns(tx, &policy.rules, batch_pk, true, now).await?;
+        columns.extend(blobs::release_columns(tx, &policy.rules, batch_pk, true).await?);
         batch::schedule_purge(tx, batch_pk, Some(purge_at)).await?;
         batch::schedule_forget(tx, batch_pk, now.plus_seconds(policy.rules.retention.tombstone_s)).await?;
     }
+    blobs::expire(tx, columns, now).await?;
     Ok(batches.len() as u64)
 }
 

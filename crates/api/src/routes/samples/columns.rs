@@ -57,7 +57,13 @@ const PAGE_COPIES: u64 = 4;
 /// How many parts of uploads are in memory: one that is written, and one that is read meanwhile.
 const PARTS: usize = 2;
 
-/// What a page takes for them. A reader that holds a page must not wait for the budget, because others may wait for its
+/// Bytes that the place of a column in a row takes: where its upload is, and what is to be done with it.
+const CELL_BYTES: u64 = 512;
+
+/// Rows of a page are priced with at least so many bytes.
+const ROW_BYTES: u64 = 1 << 10;
+
+/// What a page takes for parts. A reader that holds a page must not wait for the budget, because others may wait for its
 /// bytes. So a page is paid for together with its parts, and a part waits only for those before it to be written.
 const PARTS_BYTES: u64 = PARTS as u64 * PART_BYTES;
 
@@ -243,9 +249,11 @@ impl Sending {
 
     /// Reads the next page, and finds its uploads before any of its bytes are sent.
     async fn read_page(&mut self) -> Result<(), Failure> {
-        // The page before is written but for the frames that hold its share.
+        // Frames of the page before, which are not written yet, hold its share.
         self.share = None;
-        let cost = self.reader.next_page_bytes().await?.saturating_mul(PAGE_COPIES).saturating_add(PARTS_BYTES);
+        let bytes = self.reader.next_page_bytes().await?;
+        let cell_bytes = (bytes / ROW_BYTES).saturating_mul(self.columns.len() as u64 * CELL_BYTES);
+        let cost = bytes.saturating_mul(PAGE_COPIES).saturating_add(cell_bytes).saturating_add(PARTS_BYTES);
         let (budget, cost) = (&self.api.budgets.samples, usize::try_from(cost).unwrap_or(usize::MAX));
         let share = if std::mem::take(&mut self.is_first) {
             budget.wait_at_most(FIRST_PAGE_WAIT, cost).await?
@@ -263,7 +271,7 @@ impl Sending {
             let mut batches = Vec::new();
             while let Some(block) = page.next_block() {
                 let cells = cells(&columns, &block.rows);
-                batches.extend(divide(&columns, &arrow::samples(block)?, &cells));
+                batches.extend(divide(&columns, &arrow::samples(block)?, cells));
             }
             Ok::<_, ArrowError>((batches, share))
         };
@@ -279,7 +287,7 @@ impl Sending {
             };
             let heads = batches.into_iter().map(written).collect::<Result<Vec<_>, _>>()?;
             let bytes: usize = heads.iter().flat_map(|(head, _)| &head.frames).map(Bytes::len).sum();
-            share.shrink(bytes + PARTS_BYTES as usize);
+            share.shrink(bytes + cell_bytes.saturating_add(PARTS_BYTES) as usize);
             Ok::<_, ArrowError>((heads, share))
         });
         let (heads, share) = heads.await.map_err(|_| stopped())?.map_err(|error| not_written(&error))?;
@@ -360,26 +368,33 @@ struct Batch {
 }
 
 /// Divides a record batch into some of which each has columns of [`BATCH_BYTES`], or one row.
-fn divide(columns: &[Column], samples: &RecordBatch, cells: &[Vec<Option<Cell>>]) -> Vec<Batch> {
+fn divide(columns: &[Column], samples: &RecordBatch, mut cells: Vec<Vec<Option<Cell>>>) -> Vec<Batch> {
     let bytes = |row: usize| {
         let of = |(column, cells): (&Column, &Vec<Option<Cell>>)| {
             let cell = cells[row].as_ref()?;
             let sent = cell.rows * (column.slice.end - column.slice.start);
             Some(if column.rule.ragged { cell.bytes } else { sent })
         };
-        columns.iter().zip(cells).filter_map(of).sum::<u64>()
+        columns.iter().zip(&cells).filter_map(of).sum::<u64>()
     };
-    let (mut batches, mut first, mut sum) = (Vec::new(), 0, 0);
-    for row in 0..=samples.num_rows() {
-        let next = if row < samples.num_rows() { bytes(row) } else { u64::MAX };
-        if row > first && next > BATCH_BYTES.saturating_sub(sum) {
-            let cells = cells.iter().map(|cells| cells[first..row].to_vec()).collect();
-            batches.push(Batch { samples: samples.slice(first, row - first), cells });
-            (first, sum) = (row, 0);
+    let (mut begins, mut sum) = (Vec::new(), 0);
+    for row in 0..samples.num_rows() {
+        let next = bytes(row);
+        if begins.is_empty() || next > BATCH_BYTES.saturating_sub(sum) {
+            begins.push(row);
+            sum = 0;
         }
         sum = sum.saturating_add(next);
     }
-    batches
+    let mut batches = VecDeque::with_capacity(begins.len());
+    // From the last one on, so that the cells are divided without a copy.
+    let mut end = samples.num_rows();
+    for begin in begins.into_iter().rev() {
+        let cells = cells.iter_mut().map(|cells| cells.split_off(begin)).collect();
+        batches.push_front(Batch { samples: samples.slice(begin, end - begin), cells });
+        end = begin;
+    }
+    batches.into()
 }
 
 /// The numbers of a ragged cell.

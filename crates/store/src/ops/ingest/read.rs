@@ -8,7 +8,7 @@ use forebay_domain::{
     formats::canonical::escape,
     ids::{BlobDigest, GroupPk, IdKey, PolicyName, PolicyPk, SessionPk},
     ingest::{decide::RolloutDecision, new_rollout::NewRollout},
-    media::SCHEME,
+    media::{MEDIA_BYTES_MAX, SCHEME},
     policies::Policy,
     refusal::Refusal,
     rules::Rules,
@@ -265,12 +265,20 @@ impl Snapshot {
         let mut add = |blob: NamedBlob| {
             let known = named.entry(blob.blob_pk).or_insert(blob);
             known.kept = known.kept.max(blob.kept);
+            known.is_column &= blob.is_column;
         };
         for digest in &new.media {
             let blob = self.named.get(digest).copied().ok_or_else(|| {
                 let (message, upload) = (format!("`{SCHEME}{digest}`"), format!("/media/{digest}"));
                 not_here(format!("/{index}/messages"), &message, &upload)
             })?;
+            if blob.bytes > MEDIA_BYTES_MAX {
+                let detail = format!(
+                    "names `{SCHEME}{digest}`, which has {} bytes: a medium has at most {MEDIA_BYTES_MAX}",
+                    blob.bytes
+                );
+                return Err(Refusal::invalid(format!("/{index}/messages"), detail));
+            }
             add(blob);
         }
         for (segment, shape) in new.form(rules.sessions.retries).facts.shapes.iter().enumerate() {
@@ -285,7 +293,7 @@ impl Snapshot {
                     return Err(Refusal::invalid(pointer, detail));
                 }
                 let kept = rules.columns.get(name).map_or(Kept::Rollout, |rule| rule.retention.into());
-                add(NamedBlob { kept, ..blob });
+                add(NamedBlob { kept, is_column: true, ..blob });
             }
         }
         Ok(named.into_values().collect())

@@ -51,7 +51,7 @@ pub(super) async fn write(tx: &mut Tx<'_>, changes: Changes<'_>, now: Timestamp)
     blobs::INSERT_PAYLOADS.run(tx, rows).await?;
     let uses: Vec<_> = arrived.iter().flat_map(Arrived::uses).collect();
     blobs::name(tx, &uses, now).await?;
-    blobs::name_in_passing(tx, arrived.iter().flat_map(Arrived::passed).collect()).await?;
+    blobs::name_in_passing(tx, arrived.iter().flat_map(Arrived::passed).collect(), now).await?;
     let rows = arrived.iter().filter_map(|row| row.scoring_args(now)).collect();
     scores::INSERT_SCORING.run(tx, rows).await?;
     let rows = arrived.iter().filter_map(|row| row.score_args(now)).collect();
@@ -261,9 +261,10 @@ impl<'b> Arrived<'b> {
         self.named.iter().filter(|_| self.keeps_payload).map(|named| (self.rollout_pk, *named))
     }
 
-    /// The keys of the blobs that it names and does not keep.
+    /// The keys of the columns that it names and does not keep.
     fn passed(&self) -> impl Iterator<Item = i64> {
-        self.named.iter().filter(|_| !self.keeps_payload).map(|named| named.blob_pk.as_i64())
+        let columns = self.named.iter().filter(|named| named.is_column && !self.keeps_payload);
+        columns.map(|named| named.blob_pk.as_i64())
     }
 
     fn payload_args(&self, tx: &mut Tx<'_>) -> Option<Vec<Arg>> {
