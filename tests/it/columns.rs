@@ -294,10 +294,12 @@ async fn readers_of_columns_do_not_wait_for_each_other() {
     let column = bytes(1, 300 << 16);
     let upload = upload(&app, &column).await;
     for index in 0..3 {
-        app.accept(with_columns(index, 301, &json!({"wide": upload}))).await;
+        // A page of them takes all that readers may have.
+        let messages = json!({"messages": [{"role": "user", "content": "x".repeat(400_000)}]});
+        app.accept(with(with_columns(index, 301, &json!({"wide": upload})), messages)).await;
     }
     let batch = app.lease().await;
-    let readers = (0..4).map(|_| record_batches(&app, &batch, "columns=wide"));
+    let readers = (0..3).map(|_| record_batches(&app, &batch, "columns=wide"));
     for read in futures::future::join_all(readers).await {
         assert_eq!(read.len(), 3);
         assert!(cells(&read, "column.wide").iter().all(|cell| cell.as_ref() == Some(&column)));
